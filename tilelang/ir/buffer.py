@@ -104,6 +104,11 @@ class Buffer(Node):
         """Number of elements; only for static shapes."""
         return math.prod(map(int, self.shape))
 
+    @property
+    def bits(self) -> int:
+        """Bits of all elements, with those of all lanes; only for static shapes."""
+        return self.size * self.dtype.bits * self.dtype.lanes
+
     def __getitem__(self, key: Any) -> Any:
         return subscript.call(self, key)
 

@@ -150,7 +150,7 @@ class _Counter:
         if not all(b.is_static for b in seen.values()):
             self.work.touched = None
             return
-        self.work.touched = float(sum(b.size * b.dtype.bits * b.dtype.lanes / 8 for b in seen.values()))
+        self.work.touched = float(sum(b.bits / 8 for b in seen.values()))
 
 
 def _buffers(x: Any) -> Iterator[Buffer]:

@@ -265,8 +265,7 @@ def _fewer_stages(func: Func, excess: int) -> Func | None:
     loops = {id(s): s for s in walk(func.body, For) if is_pipelined(s)}
     asked = {k: ring_stages(s) or max(wanted_stages(s)[1]) + 1 for k, s in loops.items()}  # type: ignore[index]
     stages = dict(asked)
-    tiles = {k: sum(b.size * b.dtype.bits // 8 for b in {c.dst.buffer for c in walk(s.body, Copy)
-                                                        if c.src.buffer.scope_name == GLOBAL}
+    tiles = {k: sum(b.bits // 8 for b in {c.dst.buffer for c in walk(s.body, Copy) if c.src.buffer.scope_name == GLOBAL}
                     if b.scope_name in SHARED and b.is_static) for k, s in loops.items()}
     while excess > 0 and any(n > 1 for n in stages.values()):
         some = [k for k, n in stages.items() if n > 2] or [k for k, n in stages.items() if n > 1]

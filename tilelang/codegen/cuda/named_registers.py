@@ -33,7 +33,7 @@ class NamedRegisters:
             while name in self._arrays:
                 name = f"{base}_v{len(self._arrays)}"
             self._names[b.data] = name
-            self._arrays[name] = (register_type(b), b.size * b.dtype.bits // 32)
+            self._arrays[name] = (register_type(b), b.bits // 32)
         return name
 
     def type_of(self, array: str) -> str:

@@ -254,7 +254,7 @@ class LoopItems:
                     busy |= {q % size for q in range(n, until[n])}
             copies = 2 if alternate and storage in self.unrolled else 1
             for q in busy:
-                live[q] += b.size * b.dtype.bits // 32 // (self.groups * 128) * copies
+                live[q] += b.bits // 32 // (self.groups * 128) * copies
         return max(live, default=0)
 
     def overwrites(self, i: int, storage: Var) -> bool:

@@ -162,7 +162,7 @@ def _chunks(launch: Launch, loop: For, op: Any, cx: PassContext) -> int | None:
     most = consumer_registers(groups) if hopper(cx).warp_roles else REGISTERS_PER_SM // launch.num_threads
     most = min(most, MOST_REGISTERS) - REGISTERS.split_accumulator
     held = {e.storage: e.buffer for e in effects(loop.body) if e.buffer.scope_name == FRAGMENT}
-    others = sum(b.size * b.dtype.bits // 32 for b in held.values() if b is not op.c.buffer)
+    others = sum(b.bits // 32 for b in held.values() if b is not op.c.buffer)
     sums = op.c.buffer.size * op.c.dtype.bits // 32
     fits = [n for n in range(1, op.n // LEAST_COLUMNS + 1) if op.n % n == 0 and op.n // n % 8 == 0
             and others + sums // n <= most * launch.num_threads]

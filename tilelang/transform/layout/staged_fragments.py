@@ -25,7 +25,7 @@ from ..check.check_collective import ByThread
 
 def is_large(b: Buffer) -> bool:
     """Whether a fragment is too large for every thread to hold all of it."""
-    return b.is_static and b.size * b.dtype.bits * b.dtype.lanes > 32 * REGISTERS.replicated_tile
+    return b.is_static and b.bits > 32 * REGISTERS.replicated_tile
 
 
 def staged(launch: Launch, data: Var, limit: int | None) -> Launch | None:

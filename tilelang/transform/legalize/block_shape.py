@@ -99,7 +99,7 @@ def _fits(n: Launch, groups: int) -> bool:
 def _held(n: Launch, made: Collection[Buffer] = ()) -> int:
     """Registers of a thread that the fragments of a launch take together.  made: operands that may become fragments."""
     held = [x.buffer for x in walk(n.body, Alloc) if x.buffer.scope_name == FRAGMENT or x.buffer in made]
-    return sum(b.size * b.dtype.bits for b in held) // 32 // n.num_threads if all(b.is_static for b in held) else MOST_REGISTERS
+    return sum(b.bits for b in held) // 32 // n.num_threads if all(b.is_static for b in held) else MOST_REGISTERS
 
 
 def _length(n: Launch) -> int:
@@ -256,7 +256,7 @@ def _room(n: Launch, cx: PassContext) -> bool:
     sums = [(op.m * op.n, op.c.dtype.bits) for op in walk(n.body, Gemm)]
     if not all(b.is_static for b in tiles) or any(k * w // 32 > n.num_threads * 2 * _ROWS for k, w in sums):
         return False
-    loaded = sum(b.size * b.dtype.bits // 8 for b in tiles | by_threads)  # small stages by threads take longer than their GEMM
+    loaded = sum(b.bits // 8 for b in tiles | by_threads)  # small stages by threads take longer than their GEMM
     return (6 * loaded > cx.target.limits.shared_per_sm or not by_threads) and (
         3 * loaded + sum(2 * k for k, _ in sums) + 2 * RESERVED_SHARED <= MOST_SHARED)  # and the barriers
 

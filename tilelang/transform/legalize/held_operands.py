@@ -44,7 +44,7 @@ def held_operands(n: Launch, cx: PassContext) -> Launch | None:
     if 2 * (shared_bytes(n, loop) + RESERVED_SHARED) <= cx.target.limits.shared_per_sm:  # the registers are for a second block
         return None
     tiles = [x.buffer for x in walk(n.body, Alloc) if x.buffer.is_static and x.buffer.ndim > 1]
-    used = sum(b.size * b.dtype.bits // 32 for b in tiles if b.scope_name == FRAGMENT) // n.num_threads
+    used = sum(b.bits // 32 for b in tiles if b.scope_name == FRAGMENT) // n.num_threads
     left = consumer_registers(n.num_threads // GROUP) - REGISTERS.overlapped_gemms - used
     # An accumulator that only GEMMs touch stays in flight from one iteration to the next; with A in registers it would not.
     seen = {e.storage for s in stmts_of(loop.body) if not isinstance(s, (Gemm, Fill)) for e in effects(s)}
@@ -65,7 +65,7 @@ def shared_bytes(n: Launch, loop: For) -> int:
     """Bytes of the shared tiles of a launch, with the stages of those that a loop loads."""
     loaded = {s.dst.buffer.data for s in walk(loop.body, Copy) if is_load(s)}
     tiles = [x.buffer for x in walk(n.body, Alloc) if x.buffer.is_static and x.buffer.scope_name in SHARED]
-    return sum(b.size * b.dtype.bits // 8 * max(1, (ring_stages(loop) or 1) if b.data in loaded else 1) for b in tiles)
+    return sum(b.bits // 8 * max(1, (ring_stages(loop) or 1) if b.data in loaded else 1) for b in tiles)
 
 
 def _held(op: Any, loop: For, threads: int, left: int) -> list[Any] | None:
@@ -124,10 +124,10 @@ def kept_operands(n: Launch, cx: PassContext) -> Launch | None:
             r, kept = getattr(op, side), region_of(tile)
             used = {e.storage for e in effects(loop.body)} - {r.buffer.data}
             shared = [b for b in tiles if b.scope_name in SHARED]
-            held = sum(b.size * b.dtype.bits // 32 for b in tiles if b.scope_name == FRAGMENT and b.ndim > 1) // n.num_threads
+            held = sum(b.bits // 32 for b in tiles if b.scope_name == FRAGMENT and b.ndim > 1) // n.num_threads
             registers = held + _registers(op, side, n, cx) + REGISTERS.plain_loop + sum(
-                b.size * b.dtype.bits // 32 for b in shared if b.data in used) // n.num_threads  # in flight
-            before, after = (cx.target.limits.shared_per_sm // max(1, sum(b.size * b.dtype.bits // 8 for b in some))
+                b.bits // 32 for b in shared if b.data in used) // n.num_threads  # in flight
+            before, after = (cx.target.limits.shared_per_sm // max(1, sum(b.bits // 8 for b in some))
                              for some in (shared, [b for b in shared if b.data in used]))
             if after <= before or cx.target.blocks_by_registers(registers, n.num_threads) <= before:
                 continue

@@ -96,8 +96,7 @@ def _fits(launch: Launch, loop: For, cx: PassContext, made: list[Buffer]) -> boo
     allocs = [s.buffer for s in walk(launch.body, Alloc) if s.buffer.is_static and s.buffer.data in used]
     own = 2 * RESERVED_SHARED + sum(b.size * b.dtype.bytes * (stages if b in ahead else 1)  # and the barriers
                                     for b in allocs if b.scope_name in SHARED)
-    registers = sum(b.size * b.dtype.bits // 32 for b in allocs if b.scope_name == FRAGMENT) + \
-        REGISTERS.plain_loop * launch.num_threads
+    registers = sum(b.bits // 32 for b in allocs if b.scope_name == FRAGMENT) + REGISTERS.plain_loop * launch.num_threads
     blocks = max(1, min(limits.shared_per_sm // own, limits.registers_per_sm // registers))
     more = sum(b.size * b.dtype.bytes for b in made if b.scope_name in SHARED)
     return limits.shared_per_sm // (own + stages * more) >= blocks

@@ -144,4 +144,4 @@ def _fits(n: Launch, loops: list[For], form: list[list[Any]], cx: PassContext) -
         (b, _VERSIONS if loops else 1) for x in form for b in _tiles(x)]
     limit = getattr(cx.target, "max_shared_bytes", 0)
     return all(len(x) == 1 or isinstance(x[-2], Copy) for x in form) or sum(
-        b.size * b.dtype.bits // 8 * v for b, v in held if b.scope_name in SHARED and b.is_static) <= limit
+        b.bits // 8 * v for b, v in held if b.scope_name in SHARED and b.is_static) <= limit

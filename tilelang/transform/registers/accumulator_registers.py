@@ -72,7 +72,7 @@ def _arrays(every: Iterable[Effect]) -> tuple[dict[Var, Buffer], set[Var]]:
         if not isinstance(e.node, Call) or e.node.op not in ("wgmma", "wgmma_pin") or e.buffer.scope_name != LOCAL:
             continue
         b = e.buffer
-        whole = len(b.shape) == 1 and b.is_static and b.size * b.dtype.bits % 32 == 0
+        whole = len(b.shape) == 1 and b.is_static and b.bits % 32 == 0
         at = e.indices[0] if e.indices and len(e.indices) == 1 else None
         if e.node.op == "wgmma_pin":
             whole = whole and isinstance(at, Const) and at.value == 0 and e.node.options.count == b.size

@@ -55,7 +55,7 @@ def _rotated(s: For, threads: int) -> Stmt | None:
         return None
     products = [x for x, kind in zip(body, kinds) if kind == "m"]
     held = {x.buffer.data: x.buffer for x in walk(products[0], AddressOf)}
-    if sum(b.size * b.dtype.bits for b in held.values()) > 32 * _MOST:
+    if sum(b.bits for b in held.values()) > 32 * _MOST:
         return None
     of_step = [loads[q * each:(q + 1) * each] for q in range(steps)]
     end = convert(s.start) + convert(s.extent) - 1

@@ -143,7 +143,7 @@ def promoted_gemm(r: WarpRoleLoop) -> tuple[int, tuple[Buffer, ...]] | None:
     if any(b.scope_name != FRAGMENT or b in laid or uses.carried(b.data, r.loop) or b.data in r.outside for b in twins):
         return None
     held = {e.storage: e.buffer for x in items for e in x.effects if e.buffer.scope_name == FRAGMENT}
-    size = sum(b.size * b.dtype.bits // 32 for b in (*held.values(), accumulator)) // (r.groups * GROUP)
+    size = sum(b.bits // 32 for b in (*held.values(), accumulator)) // (r.groups * GROUP)
     return None if size + REGISTERS.double_buffered > consumer_registers(r.groups) else (i, twins)
 
 

@@ -55,7 +55,7 @@ def _pass_tiles(own: LoopItems, columns: set[Var]) -> None:
             own.passed[i] = UNIT_RATES.staging
         used = {e.storage: e.buffer for e in own.items[i].effects if e.reads and e.storage in columns}
         if i not in own.gemms and used and any(e.writes and e.storage in wanted for e in own.items[i].effects):
-            moved = sum(b.size * b.dtype.bits // 8 for b in used.values()) / UNIT_RATES.port
+            moved = sum(b.bits // 8 for b in used.values()) / UNIT_RATES.port
             own.cost[i] = Cycles().plus(own.cost[i], own.groups)
             own.passed[i] = moved + max(0.0, moved * own.groups - own.cost[i].ordinary)  # written, then read by all at work
             own.exchanged.add(i)
@@ -204,7 +204,7 @@ def _item(own: LoopItems, i: int, is_async: bool, threads: int, rate: float) -> 
     reads, writes = (tuple(dict.fromkeys(e.buffer.name for e in x.effects if wanted(e)))
                      for wanted in (lambda e: e.reads, lambda e: e.writes))
     made = {e.storage: e.buffer for e in x.effects if e.writes and e.buffer.scope_name == FRAGMENT and e.buffer.is_static}
-    held = sum(b.size * b.dtype.bits // 32 for b in made.values()) // threads
+    held = sum(b.bits // 32 for b in made.values()) // threads
     if cost is None:
         unit, cycles = "loads", _moved(x) / rate
     else:
@@ -283,7 +283,7 @@ def _moved(x: Item) -> int:
         tiles: list[Any] = [r for r in (op.dst, op.src) if r.buffer.scope_name in SHARED]
         return sum(prod(r.extents) * r.dtype.bits // 8 for r in tiles[:1] if all(isinstance(n, int) for n in r.extents))
     made = {e.storage: e.buffer for e in x.effects if e.writes and e.buffer.scope_name in SHARED and e.buffer.is_static}
-    return sum(b.size * b.dtype.bits // 8 for b in made.values())
+    return sum(b.bits // 8 for b in made.values())
 
 
 def _numbers(launch: Launch) -> list[int]:

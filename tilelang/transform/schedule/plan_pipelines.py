@@ -214,7 +214,7 @@ class _Planner:
         own, tiles = [x.stmt for i, x in enumerate(items) if i not in plan.ahead], {*plan.ahead.values()}
         op, limits, threads, most = next(iter(own), None), self.cx.target.limits, self.launch.num_threads, max(_CARRIED, stages)
         shared = {s.buffer for s in walk(self.launch.body, Alloc) if s.buffer.is_static and s.buffer.scope_name in SHARED}
-        few, all_ = (sum(b.size * b.dtype.bits // 8 * (n if b.data in tiles else 1) for b in shared) for n in (stages, most))
+        few, all_ = (sum(b.bits // 8 * (n if b.data in tiles else 1) for b in shared) for n in (stages, most))
         if len(own) > 1 or not isinstance(op, Gemm) or not {op.a.buffer.data, op.b.buffer.data} <= tiles or threads % GROUP or \
                 self.launch.plan.by_hand or any(x.op == "in_warp_groups" for x in walk(self.launch.body, Call)) or isinstance(
                     choose_wgmma(op, threads, frozenset()), str) or not is_const(op.clear_accum, 0) or op.sparsity > 1:

@@ -410,8 +410,8 @@ def counted_loops(loops: Sequence[WarpRoleLoop], make: Callable[[int, Ring], Non
         alike.clear()
         for n, x in enumerate(loops):
             alike.setdefault(x.kind_of_rings(alike_too), []).append(n)
-        if sum(b.size * b.dtype.bits // 8 * x.stages for some in alike.values() for x in [loops[some[0]]]
-               for r in x.rings for b in x.tiles(r)) <= room:
+        firsts = [loops[some[0]] for some in alike.values()]
+        if sum(b.bits // 8 * x.stages for x in firsts for r in x.rings for b in x.tiles(r)) <= room:
             break
     counts: dict[int, Counted] = {}
     begin: list[Stmt] = []

@@ -243,7 +243,7 @@ class _WarpRoles(WarpRoleLoop):
             self.stages = _taken_stages(self)
         filled = {b for p in loops for b in p.filled}
         room = self.cx.target.limits.shared_per_block - BARRIER_BYTES - sum(
-            b.size * b.dtype.bits // 8 for b in self._static() if b.scope_name in SHARED and b not in filled)
+            b.bits // 8 for b in self._static() if b.scope_name in SHARED and b not in filled)
         counts, begin = counted_loops(self.loops, lambda n, r: self.loops[n]._make(r, None), room)
         for p, steps in zip(loops, counts):
             p.beside, p.base = 1 if self._alone() else 2, steps.base
@@ -251,7 +251,7 @@ class _WarpRoles(WarpRoleLoop):
         if not several:
             _check_second_block(self)
         new = {b: v for p in loops for r in p.rings for b, v in r.buffers.items()}
-        taken = sum(b.size * b.dtype.bits // 8 for b in {*new.values()})
+        taken = sum(b.bits // 8 for b in {*new.values()})
         if several and taken > room:
             raise _Declined(f"the stages of {len(loops)} pipelined loops take {taken} of {room} bytes of shared memory")
         handover = Handover(self) if not several and _hands_over(self, new) else None
@@ -400,12 +400,12 @@ class _WarpRoles(WarpRoleLoop):
     def _shared(self) -> int:
         """Bytes of shared memory with all stages, without the barriers."""
         ring = {b: p.stages for p in self.loops for b in p.filled}
-        return sum(b.size * b.dtype.bits // 8 * ring.get(b, 1) for b in self._static() if b.scope_name.startswith("shared"))
+        return sum(b.bits // 8 * ring.get(b, 1) for b in self._static() if b.scope_name.startswith("shared"))
 
 
 def _fits_twice(p: _WarpRoles, groups: int, shared: int) -> bool:
     """Whether two blocks of so many warp groups and bytes of shared memory fit an SM, with the fragments of this one."""
-    fragments = sum(b.size * b.dtype.bits // 32 for b in p._static() if b.scope_name == FRAGMENT)
+    fragments = sum(b.bits // 32 for b in p._static() if b.scope_name == FRAGMENT)
     limits = p.cx.target.limits
     few = limits.registers_per_sm // (2 * GROUP * groups) - REGISTERS.plain_loop
     return fragments <= few * p.groups * GROUP and 2 * shared <= limits.shared_per_sm
@@ -565,7 +565,7 @@ def _taken_stages(p: _WarpRoles) -> int:
     GEMMs that wait for loads alone get all that is left beside two staging buffers a warp group (loads are late at times,
     which no simulation of a steady loop says).
     """
-    size = sum(b.size * b.dtype.bits // 8 for b in p.filled)
+    size = sum(b.bits // 8 for b in p.filled)
     extent = Analyzer().simplify(convert(p.loop.extent))
     most = min(MOST_STAGES, p.stages + p._free() // size)
     short = isinstance(extent, Const) and int(extent.value) < 4 * p.stages
@@ -602,7 +602,7 @@ def _check_versions(p: _WarpRoles) -> None:
     """
     if not any(e.storage in p.made for x in p.body.items for e in x.effects):
         return
-    more = sum(b.size * b.dtype.bits // 16 for b in p._static() if b.data in p.made and b.scope_name in SHARED)
+    more = sum(b.bits // 16 for b in p._static() if b.data in p.made and b.scope_name in SHARED)
     if p.launch.plan.min_blocks_per_sm > 1 or _fits_twice(p, p.groups + 1, p._shared() - more):
         raise _Declined("other blocks run while operands are made")
     if p._shared() + p.groups * STEP_BYTES + BARRIER_BYTES > p.cx.target.limits.shared_per_block:
@@ -630,7 +630,7 @@ def _check_second_block(p: _WarpRoles) -> None:
     roles fit an SM: then each block runs under the GEMMs and loads of the other."""
     loads, filled = p.loads, p.filled
     static = [b for b in p._static() if b.scope_name in SHARED]
-    shared = sum(b.size * b.dtype.bits // 8 * (max(p.asked, 1) if b in filled else 1) for b in static)
+    shared = sum(b.bits // 8 * (max(p.asked, 1) if b in filled else 1) for b in static)
     if p.tf32 or not _fits_twice(p, p.groups, shared):  # only the loads of warp roles round to tf32
         return
     own = [x for i, x in enumerate(p.body.items) if i not in loads]

@@ -62,7 +62,7 @@ def _room(launch: Launch, cx: PassContext) -> int:
         return limits.shared_per_sm // launch.plan.min_blocks_per_sm - reserved
     allocs = [s.buffer for s in walk(launch.body, Alloc) if s.buffer.is_static]
     written = sum(b.size * b.dtype.bytes for b in allocs if b.scope_name in SHARED and not b.facts.ordered)
-    own = sum(b.size * b.dtype.bits // 32 for b in allocs if b.scope_name == LOCAL) + REGISTERS.plain_loop
+    own = sum(b.bits // 32 for b in allocs if b.scope_name == LOCAL) + REGISTERS.plain_loop
     blocks = min(limits.shared_per_sm // (written + RESERVED_SHARED), limits.registers_per_sm // (own * launch.num_threads))
     return limits.shared_per_sm if has_warp_roles(launch.body) or not blocks else \
         limits.shared_per_sm // blocks - RESERVED_SHARED
