@@ -44,7 +44,7 @@ from typing import Any as _Any
 
 from .dtype import dtype, int_range, numpy_dtype, promote
 from .equal import alpha_equal
-from .build import call, do, each_register, fresh, logical, select, unrolled
+from .build import call, do, each_register, fresh, logical, ramp, select, unrolled
 from .buffer import AddressOf, Buffer, Load, Region, load, region_of
 from .call_options import CALL_OPTIONS, CallOptions, options_of
 from .children import children, contains, extent, is_large

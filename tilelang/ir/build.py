@@ -11,8 +11,8 @@ from tilelang.errors import facts
 from .buffer import Buffer
 from .call_options import options_of
 from .dtype import dtype, value_of_type
-from .expr import (BOOL, FALSE, TRUE, Binary, Broadcast, Call, Const, Expr, Select, Shuffle, Var, as_bool, can_go, cast, const,
-                   convert, match)
+from .expr import (BOOL, FALSE, TRUE, Binary, Broadcast, Call, Const, Expr, Ramp, Select, Shuffle, Var, as_bool, can_go, cast,
+                   const, convert, match)
 from .span import Span
 from .stmt import Evaluate, For, Stmt
 
@@ -48,6 +48,11 @@ def call(op: str, args: Any, dt: Any, span: Span | None = None, **options: Any) 
     """A call of the intrinsic `op`.  options: fields of its record (call_options.py).  Raises TypeError for unknown options."""
     given = options_of(op, options) if options else None
     return Call(op, tuple(convert(a) for a in args), dtype(dt), given, span=span)  # type: ignore[arg-type]
+
+
+def ramp(first: Expr, lanes: int) -> Ramp:
+    """The indices first, first + 1, ... of so many lanes."""
+    return Ramp(first, const(1, first.dtype), lanes, first.dtype.with_lanes(lanes))
 
 
 def do(name: str, *args: Any, span: Span | None = None, **options: Any) -> Evaluate:

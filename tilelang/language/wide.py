@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.errors import facts
-from tilelang.ir import Buffer, Expr, Load, Ramp, as_bool, cast, const, convert, dtype as DType, is_const, load, select, SHARED
+from tilelang.ir import Buffer, Expr, Load, as_bool, cast, const, convert, dtype as DType, is_const, load, ramp, select, SHARED
 
 from .tracing.builder import Builder, Emitted, need_builder
 from .math import reinterpret
@@ -59,7 +59,7 @@ def _words(bits: int) -> DType:
 def _indices(where: tuple[Expr, ...], lanes: int) -> tuple[Expr, ...]:
     if lanes == 1:
         return where
-    return (*where[:-1], Ramp(where[-1], const(1, where[-1].dtype), lanes, where[-1].dtype.with_lanes(lanes)))
+    return (*where[:-1], ramp(where[-1], lanes))
 
 
 def _loader(prefix: str, bits: int) -> Callable[..., Expr]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import AddressOf, Expr, Ramp, Region, Stmt, Store, cast, const, do, load, seq
+from tilelang.ir import AddressOf, Expr, Region, Stmt, Store, cast, const, do, load, ramp, seq
 from tilelang.layout import THREAD
 
 from .ldmatrix import PAIRS, ROWS, matrix_rows, moves_rows, outer_digits, over_matrices, place_in, threads_used
@@ -46,8 +46,7 @@ def _stored(cx: Any, src: Region, dst: Region, register: Expr, place: Expr, num:
     if src.dtype == dst.dtype:
         return do("stmatrix", place, AddressOf(local, (register,)), span=span, **attrs)
     packed = cx.new_local("packed", n, dst.dtype)
-    value = load(local, (Ramp(register, const(1), n, register.dtype.with_lanes(n)),))
+    value = load(local, (ramp(register, n),))
     zero = const(0)
-    return seq(Store(packed, (Ramp(zero, const(1), n, zero.dtype.with_lanes(n)),), cast(value, dst.dtype.with_lanes(n)),
-                     span=span),
+    return seq(Store(packed, (ramp(zero, n),), cast(value, dst.dtype.with_lanes(n)), span=span),
                do("stmatrix", place, AddressOf(packed, (zero,)), span=span, **attrs))

@@ -29,8 +29,8 @@ import math
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import (AddressOf, Call, Const, Expr, For, If, Ramp, Region, Select, Stmt, Store, binary, cast, const, convert,
-                         do, fresh, is_const, load, seq, walk, FRAGMENT, GLOBAL)
+from tilelang.ir import (AddressOf, Call, Const, Expr, For, If, Region, Select, Stmt, Store, binary, cast, const, convert, do,
+                         fresh, is_const, load, ramp, seq, walk, FRAGMENT, GLOBAL)
 from tilelang.ir.record import record
 from tilelang.layout import REGISTER, THREAD, Mode, swizzled_box_layout, boxes_of
 from tilelang.target.tensor_map import REDUCE_ADD, unsupported
@@ -315,7 +315,7 @@ class _Store:
         guard = cx.guard(t, tuple(at), width)
         where = tuple(cx.simplified(tuple(cx.expr(i) for i in at)))
         if width > 1:
-            place, where = _ramp(place, width), (*where[:-1], _ramp(where[-1], width))
+            place, where = ramp(place, width), (*where[:-1], ramp(where[-1], width))
         out: Stmt = Store(t, where, load(self.stage, (place,)), span=self.op.span)
         inside = conjunction(n < total if total % GROUP else None, guard)
         if self.limit is not None:
@@ -354,8 +354,8 @@ class _Store:
         out: list[Stmt] = []
         source = AddressOf(local, (register,))
         if self.packed is not None:
-            value = load(local, (_ramp(register, n),))
-            out.append(Store(self.packed, (_ramp(const(0), n),), cast(value, self.dt.with_lanes(n))))
+            value = load(local, (ramp(register, n),))
+            out.append(Store(self.packed, (ramp(const(0), n),), cast(value, self.dt.with_lanes(n))))
             source = AddressOf(self.packed, (const(0),))
         out.append(do("stmatrix", AddressOf(self.stage, (place,)), source, num=num, trans=self.pieces.transposed))
         return seq(*out)
@@ -367,8 +367,8 @@ class _Store:
         for half in range(2):
             row = self.lane // WARP * 16 + (lane // 4 * 2 + half if self.pieces.adjacent else lane // 4 + 8 * half)
             place, = self.cx.simplified((self.layout.offset((slot, row, column * 8 + lane % 4 * 2)),))
-            value = load(local, (_ramp(register + 2 * half, 2),))
-            out.append(Store(self.stage, (_ramp(place, 2),), cast(value, self.dt.with_lanes(2))))
+            value = load(local, (ramp(register + 2 * half, 2),))
+            out.append(Store(self.stage, (ramp(place, 2),), cast(value, self.dt.with_lanes(2))))
         return seq(*out)
 
     def _crossed_pairs(self, register: Expr, column: Expr, slot: Expr) -> Stmt:
@@ -381,7 +381,7 @@ class _Store:
             place, = self.cx.simplified((self.layout.offset(where),))
             out += [Store(packed, (const(half),), cast(load(local, (register + (k + 2 * half),)), self.dt))
                     for half in range(2)]
-            out.append(Store(self.stage, (_ramp(place, 2),), load(packed, (_ramp(const(0), 2),))))
+            out.append(Store(self.stage, (ramp(place, 2),), load(packed, (ramp(const(0), 2),))))
         return seq(*out)
 
 
@@ -432,10 +432,6 @@ def store_tile(cx: Any, src: Region, dst: Region, op: Any, reduce: bool = False)
     if not op.plan.awaited:
         cx.stores.issued = cx.stores.issued or GROUP
     return moved(op, cx, name, pieces, store="tma_reduce_add" if reduce else "tma_store")
-
-
-def _ramp(base: Expr, n: int) -> Ramp:
-    return Ramp(base, const(1, base.dtype), n, base.dtype.with_lanes(n))
 
 
 def uses_group_barriers(launch: Any) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tilelang.errors import TileLangError, facts, register_warning, warn
 from tilelang.ir import (GLOBAL, I32, TMEM, Binary, Broadcast, Buffer, Cast, Const, Expr, For, Load, Ramp, Region, Select, Span,
-                         Store, Unary, Var, binary, cast, convert, dtype as DType, is_const, load, replace)
+                         Store, Unary, Var, binary, cast, convert, dtype as DType, is_const, load, ramp, replace)
 from tilelang.ir.buffer import subscript as subscript_of_buffer
 from tilelang.ir.expr import questions
 from tilelang.ir.record import record
@@ -257,9 +257,7 @@ def vector_indices(r: Region) -> tuple[Expr, ...]:
         raise error("slice-value", f"a slice of `{r.buffer.name}` used as a value must have a static extent along the last "
                     "dimension", expected="a static extent along the last dimension", found=f"extents {tuple(r.extents)}",
                     hint="use T.copy, T.fill for a constant, or loop over the elements")
-    start = r.mins[d]
-    ramp = Ramp(start, Const(1, start.dtype), r.extents[d], start.dtype.with_lanes(r.extents[d]))
-    return (*r.mins[:d], ramp)
+    return (*r.mins[:d], ramp(r.mins[d], r.extents[d]))
 
 
 def store_slice(builder: Any, target: BufferSlice, value: Any) -> None:

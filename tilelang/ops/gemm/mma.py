@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace as replaced
 from math import ceil, prod
 from typing import Any
 
-from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Load, Node, Ramp, Region, Stmt, Store, TileOp, Var, binary,
-                         call, cast, const, do, dtype, each_register, fresh, is_const, load, region_of, replace, select, seq,
+from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Load, Node, Region, Stmt, Store, TileOp, Var, binary, call,
+                         cast, const, do, dtype, each_register, fresh, is_const, load, ramp, region_of, replace, select, seq,
                          substitute, unary, unrolled, walk, FRAGMENT)
 from tilelang.layout import REGISTER, THREAD, Mode
 from tilelang.target.machine import MOST_REGISTERS
@@ -419,8 +419,8 @@ def _by_runs(cx: Any, o: Operand, k0: int, at: int, width: int, span: Any) -> St
         pair, _ = o.frag.index_at(cx.thread % o.frag.threads, r)
         outer = o.tiles.inside(o.tiles.offset + index + pair[1 - o.k_dim])
         *lead, last = o.shared_index(outer, const(k0) + pair[o.k_dim])
-        value = cx.expr(load(o.region.buffer, (*lead, _vector(last, width)), span=span))
-        to = _vector(number * o.frag.registers + (at + r), width)
+        value = cx.expr(load(o.region.buffer, (*lead, ramp(last, width)), span=span))
+        to = ramp(number * o.frag.registers + (at + r), width)
         stores.append(Store(o.local, (to,), cast(value, o.dt.with_lanes(width)), span=span))
     return unrolled(vs, seq(*stores))
 
@@ -434,8 +434,8 @@ def _by_columns(cx: Any, o: Operand, k0: int, at: int, span: Any) -> Stmt:
     for r in range(run):
         pair, _ = o.frag.index_at(cx.thread % o.frag.threads, r)
         *lead, last = o.shared_index(o.tiles.offset + index + pair[1 - o.k_dim], const(k0) + pair[o.k_dim])
-        value = cx.expr(load(o.region.buffer, (*lead, _vector(last, count)), span=span))
-        stores.append(Store(part, (_vector(const(0), count),), cast(value, o.dt.with_lanes(count)), span=span))
+        value = cx.expr(load(o.region.buffer, (*lead, ramp(last, count)), span=span))
+        stores.append(Store(part, (ramp(const(0), count),), cast(value, o.dt.with_lanes(count)), span=span))
         stores += [Store(o.local, (number * o.frag.registers + (at + c * run + r),), load(part, (const(c),)), span=span)
                    for c in range(count)]
     return unrolled(vs, seq(*stores))
@@ -448,16 +448,12 @@ def _by_transposes(cx: Any, o: Operand, k0: int, at: int, span: Any) -> Stmt | N
     for r in range(0, o.frag.registers, 4):
         pair, _ = o.addresses.index_at(cx.thread % o.frag.threads, r)
         *lead, last = o.shared_index(o.tiles.offset + index + pair[1 - o.k_dim], const(k0) + pair[o.k_dim])
-        value = cx.expr(load(o.region.buffer, (*lead, _vector(last, 4)), span=span))
+        value = cx.expr(load(o.region.buffer, (*lead, ramp(last, 4)), span=span))
         if not isinstance(value, Load) or value.dtype != o.dt.with_lanes(4):
             return None
-        to = _vector(number * o.frag.registers + (at + r), 4)
+        to = ramp(number * o.frag.registers + (at + r), 4)
         stores.append(Store(o.local, (to,), call("lanes_transposed", (value,), value.dtype), span=span))
     return unrolled(vs, seq(*stores))
-
-
-def _vector(first: Expr, lanes: int) -> Expr:
-    return Ramp(first, const(1, first.dtype), lanes, first.dtype.with_lanes(lanes))
 
 
 def _by_element(cx: Any, o: Operand, k0: int, k: int, end: int, at: int, span: Any) -> Stmt:

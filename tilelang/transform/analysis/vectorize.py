@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import Analyzer, known_divisor
-from tilelang.ir import (Binary, Bind, Buffer, Call, Cast, Const, Expr, Node, Ramp, Var, binary, children, const, free_vars,
-                         fresh, is_const, walk, GLOBAL)
+from tilelang.ir import (Binary, Bind, Buffer, Call, Cast, Const, Expr, Node, Ramp, Var, binary, children, free_vars, fresh,
+                         is_const, ramp, walk, GLOBAL)
 
 # Stride along the lanes of a op b, where a has stride 1, b has one value, and both are multiples of the run in lane 0.
 _ALONG = {"floordiv": 0, "lt": 0, "ge": 0, "floormod": 1, "bitxor": 1}
@@ -202,7 +202,7 @@ class Widths:
         if w == len(lanes):
             return None
         return lanes if w == 1 else [
-            (*at[:-1], Ramp(at[-1], const(1, at[-1].dtype), w, at[-1].dtype.with_lanes(w))) for at in lanes[::w]]
+            (*at[:-1], ramp(at[-1], w)) for at in lanes[::w]]
 
     def aligned_lanes(self, buffer: Buffer, indices: tuple[Expr, ...], analyzer: Analyzer, divisors: Mapping[Expr, int]) -> int:
         """Lanes per piece, such that each piece of a vector access is certainly contiguous and aligned."""

@@ -10,8 +10,8 @@ import numpy as np
 from tilelang import errors
 from tilelang.arith import Analyzer, known_divisor
 from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Evaluate, Expr, Func, If, Launch, Load, Ramp, Select, Shuffle,
-                         Stmt, Store, Var, binary, cast, const, contains, convert, fresh, is_const, load, rebuild, replace, seq,
-                         substitute, walk, with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED, STATIC)
+                         Stmt, Store, Var, binary, cast, const, contains, convert, fresh, is_const, load, ramp, rebuild,
+                         replace, seq, substitute, walk, with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED, STATIC)
 from tilelang.ops.distribute import conjunction, index_values
 
 from ..analysis.distributed_loop import Loop
@@ -247,7 +247,7 @@ class LoweredAccesses:
             last = indices[-1] if indices else None
             if isinstance(last, Ramp):  # one aligned run (see _pieces): contiguous in storage too
                 first = simplify(convert(layout.offset((*indices[:-1], last.base))))
-                return storage, (Ramp(first, const(1, first.dtype), last.lanes, first.dtype.with_lanes(last.lanes)),)
+                return storage, (ramp(first, last.lanes),)
             at = layout.offset(indices)
             return storage, (simplify(at) if isinstance(at, Expr) else const(int(at)),)
         if buffer.scope_name == FRAGMENT:

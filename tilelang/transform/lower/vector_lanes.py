@@ -7,8 +7,8 @@ from typing import Any
 
 from tilelang.arith import known_divisor
 from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Broadcast, Buffer, Call, Cast, Const, Continue, Evaluate, Expr,
-                         For, If, Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, binary, call, cast, const, contains,
-                         dtype, fresh, load, logical, replace, rewrite, seq, substitute, walk, F32, FRAGMENT, GLOBAL, PRIVATE)
+                         For, If, Load, Node, Select, Seq, Stmt, Store, Var, While, binary, call, cast, const, contains, dtype,
+                         fresh, load, logical, ramp, replace, rewrite, seq, substitute, walk, F32, FRAGMENT, GLOBAL, PRIVATE)
 from tilelang.ir.record import record
 from tilelang.ops.distribute import conjunction
 
@@ -151,7 +151,7 @@ def _widened(s: Stmt, site: Load) -> bool:
 
 
 def _ramp(base: Expr, lanes: int) -> Expr:
-    return base if lanes == 1 else Ramp(base, Const(1, base.dtype), lanes, base.dtype.with_lanes(lanes))
+    return base if lanes == 1 else ramp(base, lanes)
 
 
 def at_lane(loop: Loop, indices: tuple[Expr, ...], at: int) -> tuple[Expr, ...]:

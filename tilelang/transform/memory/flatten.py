@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Buffer, Const, Expr, For, Func, Load, Node, Ramp, Store, const, is_const, load,
+from tilelang.ir import (AddressOf, Alloc, Buffer, Const, Expr, For, Func, Load, Node, Ramp, Store, const, is_const, load, ramp,
                          replace, rewrite, PRIVATE)
 
 from ..framework.pass_ import SYNCED, PassContext, pass_
@@ -33,7 +33,7 @@ def flatten(func: Func, cx: PassContext) -> Func:
         last = indices[-1] if indices else None
         if isinstance(last, Ramp) and is_const(last.stride, 1):  # a vector along the last dimension stays one
             (first,) = at(b, (*indices[:-1], last.base))
-            return (Ramp(first, const(1, first.dtype), last.lanes, first.dtype.with_lanes(last.lanes)),)
+            return (ramp(first, last.lanes),)
         out: Expr = const(0)
         strides = b.strides_ or b.strides
         for i, s in zip(indices, strides):

@@ -17,9 +17,9 @@ import numpy as np
 
 from tilelang.arith import launch_analyzer
 from tilelang.errors import TileLangError
-from tilelang.ir import (AddressOf, Alloc, Bind, Binary, Buffer, Call, Cast, Const, Expr, For, Func, Launch, Load, Ramp, Select,
-                         Stmt, Store, Unary, Var, call, const, contains, dtype, free_vars, fresh, is_const, is_large,
-                         load, numpy_dtype, rebuild, rewrite, rewrite_launches, seq, substitute, walk, GLOBAL, LOCAL, SHARED)
+from tilelang.ir import (AddressOf, Alloc, Bind, Binary, Buffer, Call, Cast, Const, Expr, For, Func, Launch, Load, Select, Stmt,
+                         Store, Unary, Var, call, const, contains, dtype, free_vars, fresh, is_const, is_large, load,
+                         numpy_dtype, ramp, rebuild, rewrite, rewrite_launches, seq, substitute, walk, GLOBAL, LOCAL, SHARED)
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.numbers import to_dtype
 from tilelang.ir.visitor import mapped
@@ -128,7 +128,7 @@ class _Tables:
         if low is None or low < 0 or high is None or high >= _CODES:
             return None
         at = Buffer(f"{b.name}_r", (_CODES,), b.dtype, LOCAL)
-        halves = [Store(at, (_adjacent(k, 8),), load(b, (_adjacent(k, 8),))) for k in (0, 8)]
+        halves = [Store(at, (ramp(const(k), 8),), load(b, (ramp(const(k), 8),))) for k in (0, 8)]
         return self._taken(code, b, at, halves)
 
     def _taken(self, code: Expr, key: Any, at: Buffer, fill: Sequence[Stmt]) -> Load | None:
@@ -141,10 +141,10 @@ class _Tables:
             return None
         table, _ = self.tables.setdefault(key, (at, fill))
         b = Buffer(f"{table.name}_v", (self.lanes[1],), table.dtype, LOCAL)
-        n, whole = self.lanes[1], _adjacent(0, _CODES)
+        n, whole = self.lanes[1], ramp(const(0), _CODES)
         high = isinstance(key, tuple) and not any(x & 255 for x in key)
         values = call("codes_taken", (packed, load(table, (whole,))), table.dtype.with_lanes(n), high=high)
-        b, _ = self.ahead.setdefault((key, packed), (b, [Store(b, (_adjacent(0, n),), values)]))
+        b, _ = self.ahead.setdefault((key, packed), (b, [Store(b, (ramp(const(0), n),), values)]))
         return load(b, (self.lanes[0],))
 
     def _packed(self, code: Expr) -> Load | None:
@@ -170,7 +170,7 @@ class _Tables:
         if any(f.terms != forms[0].terms or f.const != forms[0].const + k // 2 for k, f in enumerate(forms)) or any(
                 c % 4 for c in (forms[0].const, *forms[0].terms.values())):
             return None
-        return load(byte.buffer, (Ramp(first, const(1, first.dtype), n // 2, first.dtype.with_lanes(n // 2)),))
+        return load(byte.buffer, (ramp(first, n // 2),))
 
 
 def uncast(e: Expr) -> Expr:
@@ -178,10 +178,6 @@ def uncast(e: Expr) -> Expr:
     while isinstance(e, Cast) and e.dtype.is_int and e.dtype.bits >= 8 and e.value.dtype.is_int:
         e = e.value
     return e
-
-
-def _adjacent(first: int, n: int) -> Ramp:
-    return Ramp(const(first), const(1), n, const(first).dtype.with_lanes(n))
 
 
 def _operations(e: Expr) -> int:

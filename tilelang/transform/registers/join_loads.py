@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from tilelang.arith import known_divisor, launch_analyzer
 from tilelang.ir import (Alloc, Buffer, Cast, Const, Expr, For, Launch, Load, Ramp, Stmt, Store, cast, const, contains,
-                         free_vars, fresh, is_const, load, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk,
-                         LOCAL, SHARED)
+                         free_vars, fresh, is_const, load, ramp, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute,
+                         walk, LOCAL, SHARED)
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
 
@@ -109,8 +109,8 @@ class _Joined:
         if known is n:
             return None
         first = self.analyzer.simplify(known.first)
-        index: Expr = Ramp(first, const(1, first.dtype), known.lanes, first.dtype.with_lanes(known.lanes))
-        to = Ramp(const(0), const(1), known.lanes, const(0).dtype.with_lanes(known.lanes))
+        index: Expr = ramp(first, known.lanes)
+        to = ramp(const(0), known.lanes)
         uses, made = _converted(known)
         body = seq(Store(known.held, (to,), load(known.buffer, (index,)), span=n.loops[0].span), *uses)
         for loop in reversed(known.loops):

@@ -28,8 +28,8 @@ from operator import is_not
 from typing import Any
 
 from tilelang.arith import flat_index, launch_analyzer, vector_base
-from tilelang.ir import (Alloc, Bind, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, For, If, Launch, Load, Node, Ramp,
-                         Select, Stmt, Store, Var, call, const, contains, dtype, free_vars, is_const, is_large, load, rebuild,
+from tilelang.ir import (Alloc, Bind, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, For, If, Launch, Load, Node, Select,
+                         Stmt, Store, Var, call, const, contains, dtype, free_vars, is_const, is_large, load, ramp, rebuild,
                          replace, rewrite, seq, stmts_of, substitute, walk, LOCAL)
 from tilelang.ir.children import children
 from tilelang.ir.visitor import mapped
@@ -128,7 +128,7 @@ class _Conversions:
         places = self._first(store, s.var, 2), self._first(v.value, s.var, source_step)
         if None in places:
             return None
-        to, source = (_neighbours(at, int(n.value)) for at in places if at is not None)
+        to, source = (ramp(at, int(n.value)) for at in places if at is not None)
         floats = replace(v.value, indices=(source,), dtype=v.value.dtype.with_lanes(source.lanes))
         return replace(store, indices=(to,), value=_pack(floats, v.dtype.with_lanes(to.lanes)))  # type: ignore[no-any-return]
 
@@ -197,7 +197,7 @@ class _Conversions:
         value = None if at is None else self._pair(substitute(store.value, inline), s.var)
         if at is None or value is None:
             return None
-        return replace(store, indices=(_neighbours(at, 2),), value=value, span=stmts_of(s.body)[0].span)  # type: ignore[no-any-return]
+        return replace(store, indices=(ramp(at, 2),), value=value, span=stmts_of(s.body)[0].span)  # type: ignore[no-any-return]
 
     def _pair(self, e: Expr, v: Var) -> Expr | None:
         """Both values of e as a pair; None unless e is a weight of a byte, with terms and factors common to both."""
@@ -272,10 +272,6 @@ def _is_on_registers(form: Form, x: Stmt, loop_var: Var) -> bool:
     if form.kind == "read":
         return isinstance(x, Store) and packed_source(x) is not None
     return isinstance(x, For) and sum_form(x, {loop_var: 0}) is not None
-
-
-def _neighbours(first: Expr, lanes: int) -> Ramp:
-    return Ramp(first, const(1, first.dtype), lanes, first.dtype.with_lanes(lanes))
 
 
 def _pack(floats: Load, to: Any) -> Call:
