@@ -196,7 +196,7 @@ def _function_ast(fn: Callable[..., Any]) -> ast.FunctionDef:
     lines, first = lines_of(fn)
     block = inspect.getblock(lines[first - 1:])
     indented = block[0][:1] in (" ", "\t")
-    text = ("if 1:\n" if indented else "") + "".join(block)
+    text = "\n" * (first - 1 - indented) + "if 1:\n" * indented + "".join(block)
     try:
         tree: Any = ast.parse(text, filename=code.co_filename)
         body = tree.body[0].body[0] if indented else tree.body[0]
@@ -205,7 +205,6 @@ def _function_ast(fn: Callable[..., Any]) -> ast.FunctionDef:
     if not isinstance(body, ast.FunctionDef) or body.name != code.co_name:
         raise errors.error("source-unavailable", f"`{fn.__name__}` is not a plain function definition",
                            found=f"no def of `{code.co_name}` at line {first}", span=Span(code.co_filename, first))
-    ast.increment_lineno(body, first - (2 if indented else 1))
     return body
 
 
@@ -255,9 +254,11 @@ class _Rewriter(ast.NodeTransformer):
 
     # -- frame of the new function -----------------------------------------------------------------------------------
     def run(self, fn: Callable[..., Any], extra: tuple[str, ...]) -> Rewritten:
-        node = self.node
-        outer = {n for s in ast.walk(node) if isinstance(s, (ast.Global, ast.Nonlocal)) for n in s.names}
-        local = [n for n in assigned_names(node.body) if n not in self.params and n not in outer]
+        node, code = self.node, fn.__code__
+        local = [n for n in assigned_names(node.body) if n not in self.params]
+        if code.co_cellvars or not {*local} <= {*code.co_varnames}:  # some are not of this function alone
+            outer = {n for s in ast.walk(node) if isinstance(s, (ast.Global, ast.Nonlocal)) for n in s.names}
+            local = [n for n in local if n not in outer]
         self.local = set(local) | set(self.params)
         params = {a.arg: _place(a) for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
         first = next((k for k, s in enumerate(node.body) if isinstance(s, ast.With)), len(node.body)) if self.postponing else 0
@@ -274,7 +275,7 @@ class _Rewriter(ast.NodeTransformer):
         # Under its own name the function would hide the global (or enclosing) one that a recursive call means.
         new = ast.FunctionDef(name="__tl_" + node.name, args=args, body=head + (body or [ast.Pass()]), decorator_list=[],
                               returns=None, type_comment=None)
-        free = list(dict.fromkeys((*fn.__code__.co_freevars, *extra)))
+        free = list(dict.fromkeys((*code.co_freevars, *extra)))
         factory = ast.FunctionDef(name="__tl_factory", args=_arguments(free), body=[new], decorator_list=[], returns=None,
                                   type_comment=None)
         if hasattr(node, "type_params"):
@@ -284,9 +285,9 @@ class _Rewriter(ast.NodeTransformer):
         ast.copy_location(factory, node)
         _fill_locations(module, node.lineno)
         # The user's file determines the __future__ features; those of this file must not apply.
-        flags = fn.__code__.co_flags & __future__.annotations.compiler_flag
-        code = compile(module, self.file, "exec", flags=flags, dont_inherit=True)
-        outer_code = next(c for c in code.co_consts if isinstance(c, types.CodeType))
+        flags = code.co_flags & __future__.annotations.compiler_flag
+        made = compile(module, self.file, "exec", flags=flags, dont_inherit=True)
+        outer_code = next(c for c in made.co_consts if isinstance(c, types.CodeType))
         inner = next(c for c in outer_code.co_consts if isinstance(c, types.CodeType) and c.co_name == new.name)
         inner = inner.replace(co_name=node.name)
         return Rewritten(inner, self.file, node.name, node.lineno, tuple(self.places), self.annotated, params)
