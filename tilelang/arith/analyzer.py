@@ -28,18 +28,18 @@ def is_large(k: int, op: str, dt: Any) -> bool:
     return abs(k) > (high >> LARGE if op == "mul" else high // 2)
 
 
-class Analyzer:
+class Analyzer(Quotients):
     """Answers queries about expressions, given inclusive bounds of variables (None: this end is unknown).
 
     `bind` may add variables to env while the analyzer is in use.  The bounds of a variable never change once they are set.
     """
 
     def __init__(self, env: Env | None = None) -> None:
+        super().__init__()
         self.env: dict[Var, Bounds] = dict(env or {})
         self._simple: dict[int, tuple[Expr, Expr]] = {}
         self._linear: dict[int, tuple[Expr, Linear]] = {}
         self._range: dict[int, tuple[Expr, Bounds]] = {}
-        self._quotients = Quotients(self)
         self._known: dict[Expr, bool] = {}  # conditions known to be true or false
 
     def bind(self, var: Var, low: int | None, high: int | None) -> Analyzer:
@@ -162,13 +162,13 @@ class Analyzer:
         if isinstance(e, Binary):
             op = e.op
             if op == "add" or op == "sub":
-                return self._quotients.merge(self.linear(e.a).plus(self.linear(e.b), 1 if op == "add" else -1), e.dtype)
+                return self.merge(self.linear(e.a).plus(self.linear(e.b), 1 if op == "add" else -1), e.dtype)
             if op == "mul":
                 return self._multiplied(e)
             if op == "shl" and (k := const_of(self.simplify(e.b))) is not None and 0 <= k < e.dtype.bits:
                 return self.linear(e.a).scaled(1 << k)
             if op in ("floordiv", "floormod", "truncdiv", "truncmod"):
-                return self._quotients.quotient(e)
+                return self.quotient(e)
             if op in ("min", "max"):
                 return self._extremum(e)
         elif isinstance(e, Unary) and e.op == "neg":

@@ -66,7 +66,7 @@ class _Parser:
             case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=v)]):
                 return float(v)  # type: ignore[arg-type]
             case ast.Call(func=ast.Attribute(attr="py"), args=[v]):
-                return ast.literal_eval(v)
+                return _literal(v)
             case ast.Call(func=ast.Attribute(attr="dtype"), args=[ast.Constant(value=v)]):
                 return dtype(v)
             case ast.Call(func=ast.Attribute(attr=name)) if name in LITERALS:
@@ -76,7 +76,7 @@ class _Parser:
 
     def literal(self, n: ast.AST) -> Any:
         try:
-            return ast.literal_eval(n)
+            return _literal(n)
         except ValueError:
             if isinstance(n, ast.Tuple):
                 return tuple(self.literal(e) for e in n.elts)
@@ -85,7 +85,7 @@ class _Parser:
     def number(self, n: ast.AST) -> Any:
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "expr":
             return self.expr(n.args[0])
-        return ast.literal_eval(n)
+        return _literal(n)
 
     def numbers(self, n: ast.AST) -> tuple[Any, ...]:
         if not isinstance(n, ast.Tuple):
@@ -98,7 +98,7 @@ class _Parser:
 
     def options(self, record: type[O], call: ast.Call) -> O:
         """A record made from those keywords of the call that are its options."""
-        return record(**{k.arg: ast.literal_eval(k.value) if k.arg in record.literal else self.value(k.value)
+        return record(**{k.arg: _literal(k.value) if k.arg in record.literal else self.value(k.value)
                          for k in call.keywords if k.arg in record.names})  # type: ignore[misc]
 
     def keyword(self, call: ast.Call, name: str) -> ast.AST | None:
@@ -151,7 +151,7 @@ class _Parser:
         a = n.args
         match name:
             case "cast":
-                return Cast(self.expr(a[0]), dtype(ast.literal_eval(a[1])))
+                return Cast(self.expr(a[0]), dtype(_literal(a[1])))
             case "neg":
                 return self.unary("neg", a[0])
             case "if_then_else" | "Select":
@@ -159,39 +159,39 @@ class _Parser:
                 return Select(c, x, y, x.dtype, name == "if_then_else")
             case "load":
                 buffer, indices = self.element(a[0])
-                return Load(buffer, indices, dtype(ast.literal_eval(a[1])))
+                return Load(buffer, indices, dtype(_literal(a[1])))
             case "address_of":
                 return AddressOf(*self.element(a[0]))
             case "call":
-                op = ast.literal_eval(a[0])
+                op = _literal(a[0])
                 given = self.options(CALL_OPTIONS[op], n) if op in CALL_OPTIONS else None
-                return Call(op, tuple(map(self.expr, a[2:])), dtype(ast.literal_eval(a[1])), given)  # type: ignore[arg-type]
+                return Call(op, tuple(map(self.expr, a[2:])), dtype(_literal(a[1])), given)  # type: ignore[arg-type]
             case "Ramp":
-                base, lanes = self.expr(a[0]), ast.literal_eval(a[2])
+                base, lanes = self.expr(a[0]), _literal(a[2])
                 return Ramp(base, self.expr(a[1]), lanes, base.dtype.with_lanes(lanes))
             case "Broadcast":
-                v, lanes = self.expr(a[0]), ast.literal_eval(a[1])
+                v, lanes = self.expr(a[0]), _literal(a[1])
                 return Broadcast(v, lanes, v.dtype.with_lanes(lanes))
             case "Shuffle":
                 vs = tuple(map(self.expr, a[0].elts))  # type: ignore[attr-defined]
-                return Shuffle(vs, ast.literal_eval(a[1]), dtype(ast.literal_eval(a[2])))
+                return Shuffle(vs, _literal(a[1]), dtype(_literal(a[2])))
             case "region":
                 buffer, mins = self.element(a[0])
                 return Region(buffer, mins, tuple(map(self.number, a[1:])))
         if len(a) == 2 and name in ("min", "max", "truncdiv", "truncmod"):
             return self.binary(name, self.expr(a[0]), self.expr(a[1]))
         if len(a) == 1 and isinstance(a[0], (ast.Constant, ast.UnaryOp)):
-            dt, v = dtype(name), ast.literal_eval(a[0])
+            dt, v = dtype(name), _literal(a[0])
             return Const(float(v) if dt.is_float else v, dt)
         raise self.fail(n, "unknown construct")
 
     # ---- statements ----
     def buffer(self, call: ast.Call, args: list[ast.expr]) -> Buffer:
         strides, offset = self.keyword(call, "strides"), self.keyword(call, "offset")
-        key = ast.literal_eval(self.keyword(call, "data"))  # type: ignore[arg-type]
+        key = _literal(self.keyword(call, "data"))  # type: ignore[arg-type]
         data = self.storage.setdefault(key, Var(key, dtype("handle")))
-        return Buffer(ast.literal_eval(args[0]), self.numbers(args[1]), dtype(ast.literal_eval(args[2])),
-                      ast.literal_eval(self.keyword(call, "scope")),  # type: ignore[arg-type]
+        return Buffer(_literal(args[0]), self.numbers(args[1]), dtype(_literal(args[2])),
+                      _literal(self.keyword(call, "scope")),  # type: ignore[arg-type]
                       None if strides is None else self.numbers(strides),
                       0 if offset is None else self.number(offset), data, self.options(BufferFacts, call))
 
@@ -251,17 +251,17 @@ class _Parser:
             vs = tuple(self.define(x.id, e.dtype) for x, e in zip(names, extents))
             return Parallel(vs, extents, self.block(body), attrs, parallel)
         dt_node = self.keyword(c, "dtype")
-        dt = I32 if dt_node is None else dtype(ast.literal_eval(dt_node))
+        dt = I32 if dt_node is None else dtype(_literal(dt_node))
         start = self.keyword(c, "start")
         extent, begin = self.expr(c.args[0]), Const(0, dt) if start is None else self.expr(start)
-        kind = ast.literal_eval(self.keyword(c, "thread")) if f == "thread_binding" else _KINDS[f]  # type: ignore[arg-type]
+        kind = _literal(self.keyword(c, "thread")) if f == "thread_binding" else _KINDS[f]  # type: ignore[arg-type]
         attrs, plan = self.attrs(c), self.options(LoopPlan, c)
         v = self.define(target.id, dt)  # type: ignore[attr-defined]
         return For(v, begin, extent, kind, self.block(body), attrs, plan)
 
     def launch(self, c: ast.Call, names: list[str], body: list[ast.stmt]) -> Stmt:
         grid = tuple(map(self.expr, c.args))
-        threads = ast.literal_eval(self.keyword(c, "threads"))  # type: ignore[arg-type]
+        threads = _literal(self.keyword(c, "threads"))  # type: ignore[arg-type]
         vs = [self.define(x, I32) for x in names]
         inner = self.block(body)  # the plan may name buffers and vars of the body
         return Launch(grid, tuple(vs[:-3]), threads, tuple(vs[-3:]), inner,  # type: ignore[arg-type]
@@ -271,7 +271,7 @@ class _Parser:
         if f == "evaluate":
             return Evaluate(self.expr(c.args[0]))
         if f == "Assert":
-            return Assert(self.expr(c.args[0]), ast.literal_eval(c.args[1]), ast.literal_eval(c.args[2]))
+            return Assert(self.expr(c.args[0]), _literal(c.args[1]), _literal(c.args[2]))
         if f in TILE_OPS:
             cls = TILE_OPS[f]
             fields = {k.arg: self.value(k.value) for k in c.keywords if k.arg in fields_of(cls) and k.arg != "attrs"}
@@ -286,7 +286,7 @@ class _Parser:
         for n in m.body:
             match n:
                 case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Attribute(attr="dynamic")) as c):
-                    self.env[name] = Var(ast.literal_eval(c.args[0]), dtype(ast.literal_eval(c.args[1])))
+                    self.env[name] = Var(_literal(c.args[0]), dtype(_literal(c.args[1])))
                 case ast.FunctionDef():
                     return self.function(n)
                 case _:
@@ -305,6 +305,11 @@ class _Parser:
         body = self.block(rest)  # the attributes may name its buffers
         attrs, facts = ((), FuncFacts()) if notes is None else (self.attrs(notes), self.options(FuncFacts, notes))
         return Func(n.name, params, tuple(buffers), body, attrs, facts)
+
+
+def _literal(n: Any) -> Any:
+    """The value of a Python literal."""
+    return n.value if isinstance(n, ast.Constant) else ast.literal_eval(n)
 
 
 def _called(s: Any) -> str:

@@ -108,7 +108,9 @@ def _rewritten(n: Any, fn: Callable[[Any], Node | None], holding: int, kinds: in
                     return tuple(values)
         return v
 
-    return visit(n)
+    out = visit(n)
+    visit = None  # type: ignore[assignment]  # it names itself: it and all that it remembers would live until the garbage collector runs
+    return out
 
 
 def rewrite_stmts(n: Any, fn: Callable[[Stmt], Stmt | None]) -> Any:
@@ -126,7 +128,9 @@ def rewrite_stmts(n: Any, fn: Callable[[Stmt], Stmt | None]) -> Any:
             return mapped(visit, v)
         return v
 
-    return replace(n, body=visit(n.body)) if isinstance(n, Func) else visit(n)
+    out = replace(n, body=visit(n.body)) if isinstance(n, Func) else visit(n)
+    visit = None  # type: ignore[assignment]  # as above
+    return out
 
 
 def rewrite_launches(n: Any, fn: Callable[[Launch], Stmt | None]) -> Any:

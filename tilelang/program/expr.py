@@ -103,10 +103,14 @@ class Scalar:
         """The axes that the expression depends on."""
         return {self.value: None}.keys() if self.op == "axis" else _joined(a.axes for a in self.args)
 
-    @cached_property
+    @property
     def reads(self) -> KeysView[Scalar]:
         """The reads of tensors in it, those inside of indices too."""
-        return _joined((*(a.reads for a in self.args), {self: None}.keys() if self.op == "read" else {}.keys()))
+        return dict.fromkeys((*self._inner_reads, self)).keys() if self.op == "read" else self._inner_reads
+
+    @cached_property
+    def _inner_reads(self) -> KeysView[Scalar]:
+        return _joined(a.reads for a in self.args)
 
     def __repr__(self) -> str:
         if self.op == "const":
@@ -163,15 +167,14 @@ def number(e: Scalar) -> Size | None:
 def walk(e: Scalar) -> Iterator[Scalar]:
     """Each distinct sub-expression once, operands first."""
     seen: set[Scalar] = set()
-
-    def visit(x: Scalar) -> Iterator[Scalar]:
-        if x not in seen:
-            seen.add(x)
-            for a in x.args:
-                yield from visit(a)
+    waiting = [(e, False)]
+    while waiting:
+        x, operands_done = waiting.pop()
+        if operands_done:
             yield x
-
-    yield from visit(e)
+        elif x not in seen:
+            seen.add(x)
+            waiting += [(x, True), *[(a, False) for a in reversed(x.args)]]
 
 
 def rewrite(e: Scalar, change: Callable[[Scalar], Scalar | None], done: dict[Scalar, Scalar] | None = None) -> Scalar:

@@ -64,7 +64,9 @@ def normal(e: Scalar) -> Scalar:
             done[x] = _fold(x if same else Scalar(x.op, args, dtype, x.value))
         return done[x]
 
-    return visit(e)
+    out = visit(e)
+    visit = None  # type: ignore[assignment]  # it names itself, and would keep `done` until the garbage collector runs
+    return out
 
 
 def _fold(e: Scalar) -> Scalar:

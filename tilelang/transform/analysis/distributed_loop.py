@@ -357,6 +357,7 @@ def accesses(body: Any) -> list[tuple[Any, list[tuple[Var, int]]]]:
                     visit(getattr(n, f), inner)
 
     visit(body, [])
+    visit = None  # type: ignore[assignment]  # it names itself, and would keep the list until the garbage collector runs
     return out
 
 

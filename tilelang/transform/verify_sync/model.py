@@ -187,6 +187,11 @@ class Model:
             b.finish()
         return self
 
+    def forget(self) -> None:
+        """Empty the blocks, whose memory and streams name them: they would live until the garbage collector runs."""
+        for b in self.blocks:
+            vars(b).clear()
+
     def _deadlock(self, stuck: list[Stream]) -> Found:
         who = "; ".join(f"threads {s.st.first} to {s.st.first + s.st.n - 1}{s.st.block.of} wait {s.waiting[2]}" for s in stuck)
         bars = {id(s.waiting[1]): s.waiting[1].state() for s in stuck}

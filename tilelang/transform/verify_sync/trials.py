@@ -39,9 +39,10 @@ class _Probe:
     def __init__(self, plan: Plan, values: Values, env: dict[Any, Any], scale: int) -> None:
         self.plan, self.values, self.env, self.scale = plan, values, dict(env), scale
         self.constants: dict[int, Any] = {}
-        self.threads = None
-        self.block = self
-        self.rank, self.model, self.blocks = 0, self, (self,)
+        self.threads, self.rank = None, 0
+
+    block = model = property(lambda self: self)
+    blocks = property(lambda self: (self,))
 
     def elected(self) -> Any:
         """Unknown here."""
@@ -288,6 +289,7 @@ def _followed(launch: Launch, nodes: list[Node], room: int) -> tuple[str, list[F
                     else:
                         raise
             runs, cut, accesses = runs + 1, cut or model.cut, accesses + sum(b.accesses for b in model.blocks)
+            model.forget()
     except Undecided as e:
         if isinstance(e, Crowded) and room < MUCH_ROOM:
             raise

@@ -291,7 +291,7 @@ class Values:
             return lambda f: None
 
         def descriptor(f: Any) -> Any:
-            at = one(self.address(a.buffer, a.indices, f), f"where in `{a.buffer.name}` a matrix starts")
+            at = one(f.block.values.address(a.buffer, a.indices, f), f"where in `{a.buffer.name}` a matrix starts")
             extra = one(more(f), "the start of a matrix") if more is not None else 0
             return Descriptor(at + extra + plus, lbo, sbo, swizzle)
         return descriptor
