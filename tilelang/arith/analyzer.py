@@ -15,7 +15,7 @@ from tilelang.ir import (COMPARISONS, FALSE, TRUE, Binary, Broadcast, Cast, Cons
 from . import bounds as ba
 from .flat_index import lane_of
 from .linear import Bounds, Linear, const_of, dtype_bounds, emit, var_bounds
-from .quotient import Quotients
+from .quotient import Known, Quotients
 from .rules import ALL_RULES
 
 Env = Mapping[Var, Bounds]
@@ -28,18 +28,18 @@ def is_large(k: int, op: str, dt: Any) -> bool:
     return abs(k) > (high >> LARGE if op == "mul" else high // 2)
 
 
-class Analyzer(Quotients):
+class Analyzer:
     """Answers queries about expressions, given inclusive bounds of variables (None: this end is unknown).
 
     `bind` may add variables to env while the analyzer is in use.  The bounds of a variable never change once they are set.
     """
 
     def __init__(self, env: Env | None = None) -> None:
-        super().__init__()
         self.env: dict[Var, Bounds] = dict(env or {})
         self._simple: dict[int, tuple[Expr, Expr]] = {}
         self._linear: dict[int, tuple[Expr, Linear]] = {}
         self._range: dict[int, tuple[Expr, Bounds]] = {}
+        self._divided: Known = {}
         self._known: dict[Expr, bool] = {}  # conditions known to be true or false
 
     def bind(self, var: Var, low: int | None, high: int | None) -> Analyzer:
@@ -162,13 +162,14 @@ class Analyzer(Quotients):
         if isinstance(e, Binary):
             op = e.op
             if op == "add" or op == "sub":
-                return self.merge(self.linear(e.a).plus(self.linear(e.b), 1 if op == "add" else -1), e.dtype)
+                total = self.linear(e.a).plus(self.linear(e.b), 1 if op == "add" else -1)
+                return Quotients(self, self._divided).merge(total, e.dtype)
             if op == "mul":
                 return self._multiplied(e)
             if op == "shl" and (k := const_of(self.simplify(e.b))) is not None and 0 <= k < e.dtype.bits:
                 return self.linear(e.a).scaled(1 << k)
             if op in ("floordiv", "floormod", "truncdiv", "truncmod"):
-                return self.quotient(e)
+                return Quotients(self, self._divided).quotient(e)
             if op in ("min", "max"):
                 return self._extremum(e)
         elif isinstance(e, Unary) and e.op == "neg":
