@@ -21,7 +21,6 @@ def rarely_collected() -> Iterator[None]:
     The objects of a compilation live until its end, so that a collection finds nothing.  Each collection of the oldest
     generation visits every object of the process: 20 ms, and 80 ms where torch is loaded.
 
-
     Several threads may be inside: the first one sets the collector's threshold, and the last one restores it, unless other code
     has changed it meanwhile.  A collector that is switched off, or already runs more rarely, is not changed.
     """
@@ -44,7 +43,7 @@ def rarely_collected() -> Iterator[None]:
 def collect_meanwhile() -> None:
     """Run the garbage collector now, while this thread waits for something else.
 
-    Otherwise the collection of a compilation's objects (some 25 ms) runs when the threshold is restored.  A collector that is
+    Otherwise the collection of a compilation's objects (1 to 5 ms) runs when the threshold is restored.  A collector that is
     switched off does not run, nor one that would keep other compilations waiting."""
     if _inside == 1 and gc.isenabled() and gc.get_count()[0] > _before[0]:
         gc.collect(0)
