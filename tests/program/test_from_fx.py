@@ -28,7 +28,7 @@ def graph_and_inputs(model, x):
     return out
 
 
-@pytest.mark.parametrize("name", ["LlamaBlock", "LatentBlock"])
+@pytest.mark.parametrize("name", ["LlamaBlock", "LatentBlock", "MixtralBlock", "BertLayer", "MixerBlock"])
 def test_every_operator_of_a_block_is_known_and_computes_what_torch_does(name):
     import torch_blocks
 

@@ -78,3 +78,56 @@ class LatentBlock(nn.Module):
         s = s.masked_fill(torch.ones(n, n, dtype=torch.bool, device=x.device).triu(1), float("-inf"))
         y = torch.softmax(s.float(), -1).to(x.dtype) @ v
         return x + self.o(y.transpose(1, 2).reshape(b, n, -1))
+
+
+class MixtralBlock(nn.Module):
+    """Two of some experts for each token, by a softmax of their scores."""
+
+    def __init__(self, size=64, hidden=48, experts=4, chosen=2):
+        super().__init__()
+        self.chosen, self.norm, self.router = chosen, RMSNorm(size), nn.Linear(size, experts, bias=False)
+        self.gate, self.up = (nn.Parameter(0.1 * torch.randn(experts, size, hidden)) for _ in range(2))
+        self.down = nn.Parameter(0.1 * torch.randn(experts, hidden, size))
+
+    def forward(self, x):
+        h = self.norm(x).flatten(0, 1)
+        weights, experts = torch.topk(F.softmax(self.router(h), -1), self.chosen, -1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        up, gate = (torch.einsum("nd,nkdh->nkh", h, w[experts]) for w in (self.up, self.gate))
+        return x + torch.einsum("nkh,nkhd,nk->nd", F.silu(gate) * up, self.down[experts], weights).view(x.shape)
+
+
+class BertLayer(nn.Module):
+    """Keys behind the end of a sequence have the least number as their bias."""
+
+    def __init__(self, size=64, heads=4, length=19):
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.o = (nn.Linear(size, size) for _ in range(4))
+        self.first, self.second = (nn.LayerNorm(size, eps=1e-12) for _ in range(2))
+        self.inner, self.outer = nn.Linear(size, 4 * size), nn.Linear(4 * size, size)
+        self.register_buffer("mask", (torch.arange(length) < torch.tensor([[length], [7]])).float())
+
+    def forward(self, x):
+        b, n, size = x.shape
+        q, k, v = (f(x).view(b, n, self.heads, -1).permute(0, 2, 1, 3) for f in (self.q, self.k, self.v))
+        bias = (1 - self.mask[:, None, None, :]) * torch.finfo(torch.float32).min
+        weights = F.softmax(q @ k.transpose(-1, -2) / (size // self.heads) ** 0.5 + bias, -1)
+        x = self.first(self.o((weights @ v).permute(0, 2, 1, 3).reshape(b, n, size)) + x)
+        return self.second(self.outer(F.gelu(self.inner(x))) + x)
+
+
+class MixerBlock(nn.Module):
+    """Tokens are mixed by pooling, as in PoolFormer, channels by a bottleneck with a scale of each, as in ConvNeXt."""
+
+    def __init__(self, size=64):
+        super().__init__()
+        self.norm, self.inner, self.outer = nn.LayerNorm(size, eps=1e-6), nn.Linear(size, 4 * size), nn.Linear(4 * size, size)
+        self.scale = nn.Parameter(torch.full((size,), 0.1))
+        self.batch = nn.BatchNorm1d(size)
+        nn.init.uniform_(self.batch.running_var, 0.5, 1.5)
+
+    def forward(self, x):
+        y = self.batch(x.transpose(1, 2))
+        y = F.max_pool2d(y[..., None], (3, 1), 1, (1, 0))[..., 0].transpose(1, 2)
+        return x + self.scale * self.outer(F.gelu(self.inner(self.norm(F.leaky_relu(y))))) + F.elu(y)

@@ -139,6 +139,43 @@ def _clamp(x: Any, low: Any = None, high: Any = None) -> Any:
     return y if high is None else f.where(y > high, high, y)
 
 
+def _ordered(x: Any, dim: int, descending: bool, k: int) -> tuple[Any, Any]:
+    """(elements in order, their indices); NaN counts as the greatest, as in torch."""
+    keys = f.where(f.isnan(x), math.inf, x) if descending and x.dtype.is_float else x
+    _, order = f.topk(keys, k, dim, descending)
+    return x.take_along(order, dim), order
+
+
+def _extreme(name: str) -> Callable[..., Any]:
+    def fn(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+        y = f.where(f.isnan(x), math.inf if name == "argmax" else -math.inf, x) if x.dtype.is_float else x
+        out = getattr(y.flatten() if dim is None else y, name)(-1 if dim is None else dim, keepdim and dim is not None)
+        return out.reshape((1,) * x.ndim) if keepdim and dim is None else out
+
+    return fn
+
+
+def _pair(x: Any) -> tuple[int, int]:
+    return tuple(x) * (3 - len(x)) if isinstance(x, (tuple, list)) else (x, x)
+
+
+def _max_pool(x: Any, size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil: bool = False) -> Any:
+    if ceil:
+        raise NotImplementedError("windows that hang over")
+    y = x.pad([(0, 0)] * (x.ndim - 2) + [(p, p) for p in _pair(padding)], -math.inf)
+    y = y.windows(_pair(size), (-2, -1), _pair(stride or size), _pair(dilation))
+    return (f.where(f.isnan(y).any((-2, -1)), math.nan, y.max(axis=(-2, -1))),)
+
+
+def _batch_norm(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: float, eps: float) -> tuple[Any, ...]:
+    def beside(t: Any) -> Any:
+        return t.reshape((-1,) + (1,) * (x.ndim - 2))
+
+    y = (x - beside(mean)) * beside(f.rsqrt(variance + eps))
+    y = y if weight is None else y * beside(weight)
+    return (y if bias is None else y + beside(bias),)
+
+
 def _truth(x: Any) -> Any:
     return x if x.dtype.is_bool else x != 0
 
@@ -164,6 +201,14 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "cumsum": lambda x, dim, dtype=None: _long(x, dtype).cumsum(dim),
     "_softmax": _softmax("softmax"), "_log_softmax": _softmax("log_softmax"),
     "native_layer_norm": _norm("layer_norm"), "_fused_rms_norm": _norm("rms_norm"),
+    "topk": lambda x, k, dim=-1, largest=True, sorted=True: _ordered(x, dim, largest, k),
+    "sort": lambda x, dim=-1, descending=False, stable=False: _ordered(x, dim, descending, x.shape[dim]),
+    "argmax": _extreme("argmax"), "argmin": _extreme("argmin"), "max_pool2d_with_indices": _max_pool,
+    "_native_batch_norm_legit_no_training": _batch_norm,
+    "native_group_norm": lambda x, w, b, n, c, hw, groups, eps: (x.group_norm(groups, w, b, eps),),
+    "leaky_relu": lambda x, slope=0.01: x.leaky_relu(slope), "hardtanh": lambda x, low=-1.0, high=1.0: _clamp(x, low, high),
+    "elu": lambda x, a=1.0, scale=1.0, inner=1.0: f.where(x > 0, x * scale, f.expm1(x * inner) * (a * scale)),
+    "unbind": lambda x, dim=0: tuple(at_axis(x, dim, k) for k in range(x.shape[dim])),
     "mm": f.matmul, "bmm": f.matmul, "addmm": _addmm, "baddbmm": _addmm,
     "_scaled_dot_product_flash_attention_for_cpu": _attention, "_scaled_dot_product_flash_attention": _attention,
     "_scaled_dot_product_cudnn_attention": _masked_attention, "_scaled_dot_product_efficient_attention": _masked_attention,
@@ -177,7 +222,8 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "ones": lambda shape, **k: _full(shape, 1.0, **k), "zeros": lambda shape, **k: _full(shape, 0.0, **k),
     "ones_like": lambda x, **_: f.full(x.shape, 1, x.dtype), "zeros_like": lambda x, **_: x.zeros_like(),
 }
-FIRST_ALONE = {n for n in OPERATORS if "attention" in n or n.endswith("_norm")}  # of several results, programs give the first
+FIRST_ALONE = {  # of several results, programs give the first
+    n for n in OPERATORS if "attention" in n or n.endswith(("_norm", "_no_training", "_indices"))}
 
 # ---- graphs of torch -------------------------------------------------------------------------------------------------
 
@@ -190,18 +236,20 @@ def operator_of(node: Any) -> Callable[..., Any] | None:
         return operator.getitem if operator_of(node.args[0]) else None  # type: ignore[no-any-return]
     room, name, overload = (*str(node.target).split("."), "", "")[:3]
     fn = OPERATORS.get(name) if room == "aten" and overload != "dtype" else None  # view.dtype reads bits as another type
-    if name in FIRST_ALONE and any(u.args[1] != 0 and u.users for u in node.users):
+    alone = name in FIRST_ALONE
+    if alone and any(u.args[1] != 0 and u.users for u in node.users):
         return None
-    return fn if fn is not None and _is_known(node) else None
+    return fn if fn is not None and _is_known(node, alone) else None
 
 
-def _is_known(node: Any) -> bool:
-    """Whether shapes and types of a node and its operands are those of programs."""
+def _is_known(node: Any, alone: bool) -> bool:
+    """Whether shapes and types of a node and its operands are those of programs.  alone: only the first result is used."""
     import torch
 
     for n in (node, *node.all_input_nodes):
         values = n.meta.get("val")
-        for v in values if isinstance(values, (tuple, list)) else (values,):
+        several = isinstance(values, (tuple, list))
+        for v in (values[:1] if alone and n is node else values) if several else (values,):
             if isinstance(v, torch.Tensor) and (str(v.dtype).removeprefix("torch.") not in TYPES
                                                 or not all(type(s) is int and s > 0 for s in v.shape)):
                 return False
