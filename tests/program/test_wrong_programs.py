@@ -97,6 +97,20 @@ WRONG = [  # parameters, statements, kind, what the caret's line holds, a fragme
     (f"x: {A}", "return x.flatten(1, 0)", "program-axis", "x.flatten", "from axis 1 on"),
     (f"x: {A}", "return T.loop(lambda s: (s, s), x[0], x)", "program-loop", "T.loop", "too many positional arguments"),
     (f"x: {A}", "return T.loop(3, x[0], x)", "program-loop", "T.loop", "a function"),
+    (f"x: {A}", "return T.topk(x, 2) + 1", "program-python", "T.topk", "(values, indices)"),
+    (f"x: {A}", "return T.sort(x).sum()", "program-python", "T.sort", "no attribute 'sum'"),
+    (f"x: {A}", "v, i = x.max(1)\nreturn v", "program-python", "v, i", "a reduction gives one tensor"),
+    (f"x: {A}", "a, b, c = x.shape\nreturn x", "program-python", "a, b, c", "expected 3"),
+    (f"x: {A}", "return x.shape[3] + x", "program-python", "x.shape[3]", "IndexError"),
+    (f"x: {A}", "return divmod(x, 2)", "program-python", "divmod", "unsupported"),
+    (f"x: {A}", "print(f'{x.sum():.3f}')\nreturn x", "program-python", "x.sum()", "format"),
+    (f"x: {A}", "return x + 10**400", "program-python", "10**400", "too large"),
+    (f"x: {A}", "for i in range(x.shape[0] / 2):\n    x = x - 1\nreturn x", "program-python", "range", "float"),
+    (f"x: {D}", "return x * x.shape[0] ** -0.5", "program-python", "** -0.5", "T.dynamic"),
+    (f"i: {I}", "return i << 40", "program-constant", "i << 40", "0 to 31"),
+    (f"i: {I}", "return i >> -1", "program-constant", "i >> -1", "0 to 31"),
+    (f"i: {I}", "return i // 0", "program-constant", "i // 0", "another divisor"),
+    (f"i: {I}", "return i % 0", "program-constant", "i % 0", "another divisor"),
     ("x: list[int]", "return x", "program-parameter", "def f", "T.Tensor(shape, dtype)"),
     (f"x: {A}, **more", "return x", "program-parameter", "def f", "`**more`"),
     (f"x: {D}, y: T.Tensor((T.dynamic(\"m\") % 2,), \"float32\")", "return x", "program-sizes", "", "no sum"),
@@ -134,6 +148,12 @@ def test_a_wrong_program_is_refused_at_its_line(k):
         lines = shown.splitlines()
         at = next(i for i, line in enumerate(lines) if line.startswith("  --> "))
         assert f"--> {name}:" in lines[at] and place in lines[at + 1] and "^" in lines[at + 2], shown
+
+
+def test_what_a_user_raises_stays_as_it_is():
+    with pytest.raises(ValueError, match="no heads") as e:
+        program_of(f"x: {A}", 'raise ValueError("no heads")', "<raised>").graph()
+    assert not isinstance(e.value, TileLangError)
 
 
 def test_a_size_that_a_slice_needs_is_checked_at_the_call():

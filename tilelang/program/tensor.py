@@ -45,6 +45,8 @@ register("program-option", TypeError, "a function of whole tensors is called wit
          "the arguments stand in the reference: whole-tensor programs; an axis is `axis`, not `dim`")
 register("program-shape", ValueError, "the shapes of tensors of a program do not fit each other",
          "sizes that are equal have one number or one T.dynamic symbol; reshape, or add axes of extent 1")
+register("program-constant", ValueError, "integers are shifted by more bits than they have, or divided by 0",
+         "convert to a wider type first: x.astype(\"int64\"), or choose another constant")
 register("program-type", TypeError, "an operation of a program is given an element type that it does not have",
          "convert an operand: T.cast(x, dtype) or x.astype(dtype)")
 register("program-axis", ValueError, "a tensor of a program does not have the axis",
@@ -241,6 +243,10 @@ def elementwise(op: str, *xs: Any) -> Tensor:
             return operands[0]
         if op in NO_BOOLS and t.is_bool or op in BITS and t.is_float or op in SHIFTS and not t.is_int:
             raise wrong_type("numbers" if op in NO_BOOLS else "bool or integers" if op in BITS else "integers", t)
+        by = operands[-1].node.attrs.get("value") if t.is_int and operands[-1].node.op == "constant" else None
+        if by is not None and (op in SHIFTS and not 0 <= by < t.bits or op in ("floordiv", "mod") and by == 0):
+            raise error("program-constant", f"{what()} of {t} by the constant {by}", found=str(by),
+                        expected=f"an amount from 0 to {t.bits - 1}" if op in SHIFTS else "another divisor")
         want = F32 if op in FLOATS and not t.is_float else I32 if op in NUMBERS and t.is_bool else t
         shape = broadcast_shapes(*(x.shape for x in operands))
         return make(op, *(converted(x, want) for x in operands), shape=shape, dt=BOOL if op in TESTS else want)

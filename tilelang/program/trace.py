@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from dis import opname
 from typing import Any
 
 from tilelang import language
@@ -30,6 +31,10 @@ register("program-cycle", RecursionError, "a program calls itself without end",
 register("program-parameter", TypeError, "a parameter of a program has an annotation or a kind that programs do not have",
          "write `x: T.Tensor(shape, dtype)`, `x: T.float32` for a number that a call gives, or nothing",
          expected="T.Tensor(shape, dtype), an element type, or no annotation")
+
+register("program-python", ValueError, "a program does something that Python has no meaning for",
+         "a reduction gives one tensor, T.sort and T.topk give (values, indices); x.shape holds the sizes, of which those of "
+         "T.dynamic have + - * // %", expected="operations of tensors, of Python numbers and of sizes")
 
 PROVIDERS = (composed, control, functions)  # modules that provide the functions of programs
 _RUNNING: ContextVar[tuple[Any, ...]] = ContextVar("running", default=())
@@ -147,14 +152,8 @@ def called(fn: Callable[..., Any], given: Mapping[str, Any], key: Any) -> Any:
     token = _RUNNING.set((*running, (fn, key)))
     try:
         return fn(**given)
-    except (NameError, AttributeError) as e:
-        raise _unknown_name(e) or e from None
-    except TypeError as e:
-        if isinstance(e, TileLangError) or not is_ours(e):
-            raise
-        raise error("program-operand", str(e), found="a value or a function of kernels", span=_place_of(e),
-                    hint="without a tensor, functions of T are those of kernels: write math.exp(2.0), or "
-                         "T.exp(T.full((), 2.0))") from None
+    except (NameError, AttributeError, TypeError, ValueError, IndexError, ArithmeticError) as e:
+        raise _unknown_name(e) or _of_python(e, fn) or e from None
     except RecursionError as e:
         if isinstance(e, TileLangError):
             raise
@@ -170,10 +169,27 @@ def _place_of(e: BaseException) -> Span | None:
     return None if at is None else span_of(at.tb_frame.f_code, at.tb_lasti, at.tb_lineno)
 
 
-def _unknown_name(e: NameError | AttributeError) -> TileLangError | None:
+def _of_python(e: Exception, fn: Callable[..., Any]) -> TileLangError | None:
+    """The error of what Python, or a function of kernels, cannot do; None for one that a user, or another package, raises."""
+    at, last = innermost(e, "tilelang"), e.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if isinstance(e, TileLangError) or at is None or last is None or not (is_ours(e) or last is at):
+        return None
+    if is_ours(e) and isinstance(e, TypeError):
+        return error("program-operand", str(e), found="a value or a function of kernels", span=_place_of(e),
+                     hint="without a tensor, functions of T are those of kernels: write math.exp(2.0), or "
+                          "T.exp(T.full((), 2.0))")
+    if opname[at.tb_frame.f_code.co_code[at.tb_lasti]] == "RAISE_VARARGS":
+        return None
+    return error("program-python", f"{type(e).__name__} in `{fn.__name__}`: {e}", found=str(e), span=_place_of(e))
+
+
+def _unknown_name(e: Exception) -> TileLangError | None:
     """The error of a name that Python, or a module of ours, does not know; None for errors that are not about one."""
     name, of = getattr(e, "name", None), getattr(e, "obj", None)
-    if isinstance(e, TileLangError) or name is None or isinstance(e, AttributeError) and of is not language:
+    if not isinstance(e, (NameError, AttributeError)) or isinstance(e, TileLangError) or name is None or (
+            isinstance(e, AttributeError) and of is not language):
         return None
     known = [*FUNCTIONS, *(dir(language) if of is language else ())]
     near = difflib.get_close_matches(name, known, n=1)
