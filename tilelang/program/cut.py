@@ -34,6 +34,7 @@ GUESS = 1024  # what an open size is taken for: a small one, so that arrays of s
 REREAD = 0.2  # bytes that the cache serves, beside those of memory
 NOT_HIDDEN = 0.3  # of other operations under those of GEMMs
 WAVES = (1, 2, 4)  # blocks that the pieces of a divided loop give each processor
+MOST_DIVIDED = 2  # loops of a kernel, one behind the other, that are divided
 EXACT = {"": 1.4, "halves": 10.0, "stored": 8.0, "threads": 16.0}  # times a multiply-add of 16-bit operands at the highest rate
 SECTOR = {True: 32, False: 64}  # bytes of memory that are read at least, on a GPU and else
 OTHER = {True: 256.0, False: 32.0}  # operations of float32 a cycle and processor, on a GPU and else
@@ -91,7 +92,7 @@ class _Cutter:
         groups += single
         stored = frozenset(self.made) | frozenset(self.outputs)
         fixed = {r.value for s in loops for e in s.bodies() for r in e.reads} | {
-            t for t in self.made if t.kind == "item"} | {t for b in blocks for t in b.operands}
+            t for t in self.made if t.kind == "item" or "kept" in t.attrs} | {t for b in blocks for t in b.operands}
         together: set[Tensor] = set()
         for t in reversed([t for t in self.made if t not in fixed]):
             if t not in stored:
@@ -146,6 +147,8 @@ class _Cutter:
         if "item" in (a[0].kind, b[0].kind) or any(s not in longer for s in shorter):
             return False
         x, y = self.needs(a, stored), self.needs(b, stored)
+        if any("kept" in t.attrs for t in (x & set(b)) | (y & set(a))):
+            return False
         return bool(x & y or x & set(b) or y & set(a))
 
     def needs(self, group: tuple[Tensor, ...], stored: frozenset[Tensor]) -> set[Tensor]:
@@ -195,8 +198,11 @@ class _Cutter:
                 self.plans[key] = [], inf, str(e)
         return self.plans[key]
 
-    def divided(self, nest: Nest, choice: Choice = MODEL) -> tuple[Kernels, float]:
-        """The kernel of a nest; or several that compute pieces of its first loop and combine them, where blocks are few."""
+    def divided(self, nest: Nest, choice: Choice = MODEL, depth: int = 0) -> tuple[Kernels, float]:
+        """The kernel of a nest; or several that compute pieces of its first loop and combine them, where blocks are few.
+
+        depth: loops in front of this one that were divided; behind some, none is.
+        """
         plan = plan_of(nest, self.target, choice)
         found: list[tuple[Kernels, float]] = [([(tuple(base_of(t) for t, _ in nest.outputs), plan)], self.cost(plan))]
         found += [*self.in_halves(nest, choice), *self.reordered(nest, choice)]
@@ -205,7 +211,7 @@ class _Cutter:
         uses = {a: plan.uses.get(a, AxisUse("loop", MULTIPLE)) for a in reduced}
         loops = frozenset(a for a in reduced if uses[a].kind in ("loop", "serial")) or frozenset(reduced)
         first = next(iter(passes(nest, loops)), None)
-        if first is None or blocks * 2 > most:
+        if first is None or blocks * 2 > most or depth == MOST_DIVIDED:
             return min(found, key=lambda x: x[1])
         a = max(first.axes, key=lambda a: (uses[a].kind == "serial", self.number(a.extent)))
         multiple = {"loop": uses[a].size, "serial": 1}.get(uses[a].kind, MULTIPLE)
@@ -215,7 +221,7 @@ class _Cutter:
             try:
                 if nests is not None:
                     pieces = plan_of(nests[0], self.target, choice)
-                    rest, cost = self.divided(nests[1], Choice(early=choice.early))
+                    rest, cost = self.divided(nests[1], Choice(early=choice.early), depth + 1)
                     found.append(([(tuple(t for t, _ in nests[0].outputs), pieces), *rest], cost + self.cost(pieces)))
             except Unfit:
                 continue
@@ -355,13 +361,9 @@ class _Cutter:
 
     def reads_through(self, e: Scalar | None, kept: set[Tensor]) -> set[Scalar]:
         """Reads of memory in an expression and in the stages that it reads."""
-        out: set[Scalar] = set()
-        for r in e.reads if e is not None else ():
-            if r.value in kept:
-                out |= self.reads_through(r.value.body, kept)
-            else:
-                out.add(r)
-        return out
+        found = reached(e.reads if e is not None else (),
+                        lambda r: r.value.body.reads if r.value in kept and r.value.body is not None else ())
+        return {r for r in found if r.value not in kept}
 
 
 def is_copy_of_item(t: Tensor, e: Scalar) -> bool:

@@ -19,21 +19,28 @@ from types import MappingProxyType
 
 from .expr import Axis, Scalar, Tensor, at, axis, const, plus, read, reached, rewrite, split, times
 from .graph import Dim, Size
-from .nest import REDUCTIONS, Contraction, Nest, Pass, base_of, free_names, output_axes
+from .nest import REDUCTIONS, Contraction, Nest, Pass, base_of, contraction, free_names, output_axes
 from .rescale import NARROW, NEUTRAL, multiplied
+from .text import unused
 
 
 def over_blocks(nest: Nest, p: Pass, a: Axis, count: int, multiple: int) -> tuple[Nest, Nest] | None:
     """(kernel of partial results, kernel of the rest): about `count` pieces of multiples of indices; None: not possible."""
     n = a.extent
-    if isinstance(n, Dim) or any(t.kind not in NEUTRAL or not set(t.axes) <= set(nest.axes) for t in p.stages):
+    if any(t.kind not in NEUTRAL or not set(t.axes) <= set(nest.axes) for t in p.stages):
         return None
-    depth = -(-n // (count * multiple)) * multiple
-    pieces = -(-n // depth)
+    if isinstance(n, Dim) and any(contraction(t) is not None for t in p.stages):  # pieces would not be of whole tiles
+        return None
+    if isinstance(n, Dim):
+        pieces, depth = count, (n + (count - 1)) // count
+    else:
+        depth = -(-n // (count * multiple)) * multiple
+        pieces = -(-n // depth)
     if pieces < 2:
         return None
-    piece, inner = Axis("piece", pieces), Axis(a.name, depth)
-    found = _divided(nest, p, a, piece, inner if depth > 1 else None, plus(times(axis(piece), depth), axis(inner)))
+    taken = {x.name for s in nest.stages for x in (*s.axes, *s.over)} | {r.value.name for r in nest.global_reads()}
+    piece, inner = Axis(unused("piece", taken), pieces), Axis(a.name, depth)
+    found = _divided(nest, p, a, piece, inner if depth != 1 else None, plus(times(axis(piece), depth), axis(inner)))
     if found is None:
         return None
     own, limits = found

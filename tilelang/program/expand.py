@@ -9,24 +9,27 @@ gathers become index expressions in the tensors that read them.  Computed operan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import nan
 
 from tilelang.errors import register
 
-from .expr import FREE, Axis, Scalar, Tensor, axis, call, const, plus, read, rewrite, split, times
+from .expr import FREE, Axis, Scalar, Tensor, axis, call, const, number, plus, read, remade, rewrite, split, times
 from .blocks import Block, walked
 from .expr import at as placed
 from .graph import BINARY, COMPARE, UNARY, Graph, Node, Size, count_elements
 from .nest import contraction
-from .plan import ROWS as LONGEST
 from .rescale import factors, is_float, neutral
-from .sorts import key_of
+from .sorts import fits, key_of
 
 register("program-lowering", NotImplementedError, "a program has an operation that no kernel can compute yet",
          "split the program there, or run it by `program.reference(...)`", expected="tensors that tiles can hold")
 
 Index = tuple[Scalar, ...]
+PIECE = 4096  # most elements of a piece of a row of which the first places of an order are wanted
+MOST_READS = 16  # of an element-wise expression that reads what another one computes at several places
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Program:
 def expand(graph: Graph) -> Program:
     """The index expressions of a graph."""
     e = _Expander()
+    e.kept = _read_at_many_places(graph)
     inputs = tuple(e.tensor(n) for n in graph.inputs)
     outputs = []
     for k, n in enumerate(graph.outputs):
@@ -52,7 +56,8 @@ def expand(graph: Graph) -> Program:
         name = "out" if len(graph.outputs) == 1 else f"out{k}"
         body = None if 0 in n.shape else e.element(n, tuple(map(axis, axes)))  # nothing is computed for no element
         outputs.append(Tensor(name, axes, str(n.dtype), "map", body, span=n.span))
-    return Program(inputs, tuple(outputs), tuple(e.made), graph.name)
+    made = tuple(t for t in e.made if 0 not in t.shape or t.kind == "item" or "block" in t.attrs)
+    return Program(inputs, tuple(outputs), made, graph.name)
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,7 @@ class _Expander:
         self.elements: dict[tuple[Node, Index], Scalar] = {}
         self.outer: dict[Node, Callable[[Index], Scalar]] = {}  # inputs of a loop's body that are elements of other tensors
         self.items: dict[Node, list[Tensor]] = {}
+        self.kept: Set[Node] = frozenset()  # nodes that are tensors of their own, however they are computed
         self.after: dict[Node, Tensor] = {}  # new states of a step, which what follows reads
 
     @staticmethod
@@ -95,6 +101,8 @@ class _Expander:
         at = tuple(const(0) if isinstance(s, int) and s == 1 else i for i, s in zip(at, n.shape))
         if n in self.after:
             return read(self.after[n], at)
+        if n in self.kept:
+            return read(self.tensor(n), at)
         if (n, at) not in self.elements:
             self.elements[n, at] = ROWS[n.op](self, n, at)
         return self.elements[n, at]
@@ -102,8 +110,15 @@ class _Expander:
     def tensor(self, n: Node) -> Tensor:
         """The tensor that a node of its own kind is."""
         if n not in self.tensors:
-            self.tensors[n] = self._with_operands(TENSORS[n.op](self, n))
+            self.tensors[n] = self._whole(n) if n in self.kept else self._with_operands(TENSORS[n.op](self, n))
         return self.tensors[n]
+
+    def _whole(self, n: Node) -> Tensor:
+        """The tensor of a node that others read at many places."""
+        axes = self.axes(n.shape)
+        body = _rounded(ROWS[n.op](self, n, tuple(map(axis, axes))), str(n.dtype))
+        self.made.append(Tensor("kept", axes, str(n.dtype), "map", body, attrs={"kept": True}, span=n.span))
+        return self.made[-1]
 
     def _with_operands(self, t: Tensor) -> Tensor:
         """The tensor, whose computed operands are tensors of their own where it is a contraction, or collects a reduction."""
@@ -136,6 +151,43 @@ class _Expander:
 def _collects(body: Scalar) -> bool:
     """Whether a reduction's body has no more elements than a tensor that it reads, which another reduction makes."""
     return any(r.value.over and body.axes <= r.axes and contraction(r.value) is None for r in body.reads)
+
+
+def _read_at_many_places(graph: Graph) -> set[Node]:
+    """Nodes that are stored since expressions would read them at so many places, each computed anew, that they would explode.
+
+    A chain of stencils, of which each reads five elements of the one before, would read 5, 25, 125, ... elements.
+    """
+    kept: set[Node] = set()
+
+    def mapped(n: Node) -> bool:
+        return ROWS[n.op] in (_element_wise, _concat, _gather) and n not in kept
+
+    def terms(n: Node) -> int:  # elements that an expression reads
+        if n not in counts:
+            below = list(fronts[n]) if n in fronts else list(n.inputs) if mapped(n) or ROWS[n.op] in VIEWS else []
+            counts[n] = sum(map(terms, below)) if below else int(n.op not in ("constant", "iota"))
+        return counts[n]
+
+    def shown(n: Node) -> Node:
+        while ROWS[n.op] in VIEWS:
+            n = n.inputs[0]
+        return n
+
+    fronts: dict[Node, frozenset[Node]] = {}  # what an element-wise expression reads at its own place
+    counts: dict[Node, int] = {}
+    for n in graph.nodes:
+        if ROWS.get(n.op) is not _element_wise:
+            continue
+        fronts[n] = frozenset(y for x in n.inputs for y in (fronts[x] if x in fronts and x not in kept else (x,)))
+        while sum(map(terms, fronts[n])) > MOST_READS:
+            found = [s for s in map(shown, fronts[n]) if mapped(s) and terms(s) > 1]
+            again = {s for s in found if found.count(s) > 1}
+            if not again:
+                break
+            kept |= again
+            counts.clear()
+    return kept
 
 
 # ---- element-wise operations and views --------------------------------------------------------------------------------
@@ -202,12 +254,36 @@ def _concat(e: _Expander, n: Node, at: Index) -> Scalar:
             continue
         ends.append((total, x))
         total = total + x.shape[k]
+    pieces = [(start, x, e.element(x, (*at[:k], plus(at[k], start * -1), *at[k + 1:]))) for start, x in ends]
+    if len(pieces) > 2 and all(x.shape[k] == 1 for _, x in ends) and (one := _counted([p for _, _, p in pieces], at[k])):
+        return one
     out: Scalar | None = None
-    for start, x in reversed(ends):
-        one = e.element(x, (*at[:k], plus(at[k], start * -1), *at[k + 1:]))
+    even = all(x.shape[k] == ends[0][1].shape[k] for _, x in ends)  # neighbours in memory stay neighbours
+    for start, x, one in reversed(pieces):
         inside = call("lt", at[k], const(start + x.shape[k]), dtype="bool")
+        if out is not None and {one.op, out.op} == {"read"} and one.value == out.value and not even:
+            out = read(one.value, tuple(a if a == b else call("where", inside, a, b) for a, b in zip(one.args, out.args)))
+            continue
         out = one if out is None else call("where", inside, one, out, dtype=str(n.dtype))
     return const(0, str(n.dtype)) if out is None else out  # there is no element
+
+
+def _counted(pieces: list[Scalar], index: Scalar) -> Scalar | None:
+    """The expression of `index` that is each of the pieces, where they differ in an integer that grows evenly; else None."""
+    first = pieces[0]
+    if all(p == first for p in pieces):
+        return first
+    if first.op == "const":
+        numbers = [number(p) for p in pieces]
+        steps = {b - a for a, b in pairwise(numbers)} if all(isinstance(n, int) for n in numbers) else set()  # type: ignore
+        if len(steps) != 1 or {p.dtype for p in pieces} != {first.dtype} or first.dtype == "bool":
+            return None
+        counted = plus(times(index, steps.pop()), first.value)
+        return counted if first.dtype == "int32" else call("cast", counted, dtype=first.dtype)
+    if any((p.op, p.dtype, p.value, len(p.args)) != (first.op, first.dtype, first.value, len(first.args)) for p in pieces):
+        return None
+    args = [_counted(list(a), index) for a in zip(*(p.args for p in pieces))]
+    return None if None in args else remade(first, tuple(args))  # type: ignore[arg-type]
 
 
 def _pad(e: _Expander, n: Node, at: Index) -> Scalar:
@@ -314,8 +390,39 @@ def _sort(e: _Expander, n: Node) -> Tensor:
     body = _rounded(e.element(x, tuple(map(axis, inner))), str(x.dtype))
     out = Tensor("order", (*inner[:k], place, *inner[k + 1:]), "int32", "order", body, (inner[k],),
                  {"largest": n.attrs["largest"]}, n.span)
-    fits = isinstance(x.shape[k], int) and x.shape[k] <= LONGEST[True]
-    return out if fits or e.inside else _sorted_in_memory(e, out, inner[k], place)
+    most, few = x.shape[k], n.shape[k]
+    if not e.inside and isinstance(most, int) and isinstance(few, int) and PIECE < most and (
+            pieces := -(-most // PIECE)) * few <= PIECE // 2:
+        return _best_of_pieces(e, out, body, (most, pieces, few))
+    return out if e.inside or isinstance(most, int) and fits(out, most) else _sorted_in_memory(e, out, inner[k], place)
+
+
+def _best_of_pieces(e: _Expander, t: Tensor, body: Scalar, sizes: tuple[int, int, int]) -> Tensor:
+    """The first places of a long sort of a body: those of the first places of its pieces.
+
+    sizes: elements of a row, its pieces, places.
+    """
+    n, pieces, few = sizes
+    (along,), place = t.over, next(a for a in t.axes if a.name == "place")
+    piece, inner, found = Axis("piece", pieces), Axis(along.name, -(-n // pieces)), Axis("found", pieces * few)
+
+    def element(index: Scalar) -> Scalar:
+        one, dt = placed(body, {along: index}), body.dtype
+        if n % pieces == 0:
+            return one
+        last = const(nan, dt) if is_float(dt) else neutral("max" if t.attrs["largest"] else "min", dt)
+        return call("where", call("lt", index, const(n), dtype="bool"), one, last, dtype=dt)
+
+    def best(axes: tuple[Axis, ...], body: Scalar, over: Axis) -> Tensor:
+        return e._with_operands(Tensor("order", axes, "int32", "order", body, (over,), t.attrs, t.span))
+
+    k = t.axes.index(place)
+    first = best((*t.axes[:k], piece, *t.axes[k:]), element(plus(times(axis(piece), inner.extent), axis(inner))), inner)
+    p, q = split(axis(found), few)
+    places = tuple(q if a is place else axis(a) for a in t.axes)
+    index = plus(times(p, inner.extent), read(first, (*places[:k], p, *places[k:])))
+    second = best(t.axes, element(index), found)
+    return Tensor("order", t.axes, "int32", "map", placed(index, {found: read(second)}), span=t.span)
 
 
 def _sorted_in_memory(e: _Expander, t: Tensor, along: Axis, place: Axis) -> Tensor:
@@ -396,6 +503,7 @@ def _loop(e: _Expander, n: Node) -> list[Tensor]:
     return out
 
 
+VIEWS = (_reshape, _transpose, _slice, _pad)
 Row = Callable[[_Expander, Node, Index], Scalar]
 ROWS: dict[str, Row] = {
     **dict.fromkeys((*UNARY, *BINARY, *COMPARE, "where", "cast", "broadcast"), _element_wise),

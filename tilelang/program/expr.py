@@ -192,6 +192,9 @@ def rewrite(e: Scalar, change: Callable[[Scalar], Scalar | None], done: dict[Sca
 
 def remade(e: Scalar, args: tuple[Scalar, ...]) -> Scalar:
     """The same operation on other operands."""
+    n = number(args[1]) if e.op in ("floordiv", "mod") and is_index(e) and not args[0].reads else None
+    if isinstance(n, int) and n > 0:
+        return split(args[0], n)[e.op == "mod"]
     return call(e.op, *args, dtype=e.dtype) if e.op in ("add", "sub", "mul") else Scalar(e.op, args, e.dtype, e.value)
 
 
@@ -229,11 +232,21 @@ def linear(e: Scalar) -> tuple[dict[Scalar, Size], Size]:
                 del out[atom]
             else:
                 out[atom] = total
-        return out, x + y
+        return _together(out, x + y)
     if e.op == "mul" and is_index(e) and (n := number(e.args[1])) is not None:
         terms, c = linear(e.args[0])
         return {atom: f * n for atom, f in terms.items()}, c * n
     return {e: 1}, 0
+
+
+def _together(terms: dict[Scalar, Size], c: Size) -> tuple[dict[Scalar, Size], Size]:
+    """The linear form with e in place of e // n * n + e % n."""
+    for low, f in terms.items():
+        whole = Scalar("floordiv", low.args) if low.op == "mod" else low
+        if low.op == "mod" and terms.get(whole) == f * low.args[1].value:
+            rest = {a: g for a, g in terms.items() if a not in (low, whole)}
+            return linear(plus(times(low.args[0], f), summed(rest, c)))
+    return terms, c
 
 
 def summed(terms: Mapping[Scalar, Size], constant: Size = 0) -> Scalar:
@@ -304,5 +317,11 @@ def split(e: Scalar, n: Size) -> tuple[Scalar, Scalar]:
     remainder = summed(rest, left)
     if _below(remainder, n):
         return summed(whole, over), remainder
+    inner = number(remainder.args[1]) if remainder.op in ("mod", "floordiv") else None
+    if isinstance(inner, int) and isinstance(n, int):
+        if remainder.op == "mod" and inner % n == 0:
+            return plus(summed(whole, over), Scalar("floordiv", (remainder, const(n)))), split(remainder.args[0], n)[1]
+        if remainder.op == "floordiv":
+            return plus(summed(whole, over), split(remainder.args[0], inner * n)[0]), Scalar("mod", (remainder, const(n)))
     quotient = Scalar("floordiv", (remainder, const(n)))
     return plus(summed(whole, over), quotient), Scalar("mod", (remainder, const(n)))

@@ -28,7 +28,6 @@ register("program-gather", TypeError, "a gather is given indices that are no int
 register("program-windows", ValueError, "windows do not fit the tensor", "pad the tensor, or take smaller windows")
 
 MOST_FACTORS = 8  # greatest exponent that is written as multiplications
-U32 = dtype("uint32")
 
 # ---- element-wise ----------------------------------------------------------------------------------------------------
 
@@ -142,10 +141,10 @@ def cast(x: Any, dtype: Any) -> Tensor:
 # ---- reductions, scans, orders ---------------------------------------------------------------------------------------
 
 def accumulator(dt: dtype, kind: str = "sum") -> dtype:
-    """The type of the accumulator of a type: float32 for narrower floats, 32 bits for narrower integers."""
+    """The type of the accumulator of a type: float32 for narrower floats, int32 for narrower integers."""
     if kind not in ("sum", "prod") or dt.bits >= 32 and not dt.is_bool:
         return dt
-    return F32 if dt.is_float else U32 if dt.is_unsigned else I32
+    return F32 if dt.is_float else I32
 
 
 def without(x: Tensor, axes: Sequence[int], keepdims: bool) -> tuple[Size, ...]:

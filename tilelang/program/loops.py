@@ -118,8 +118,7 @@ def step(w: Writer, t: Tensor, acc: Tile, p: Pass) -> None:
         w.parallel(acc.axes, f"{w.element_of(acc)} *= {w.element_of(factor)}")
         gemm(w, t, pair, acc)
     else:
-        part = w.new_tile(f"part_{acc.name}", acc.axes, acc.dtype)
-        reduce(w, t, acc.axes, part)
+        part = reduce(w, t, acc.axes, w.new_tile(f"part_{acc.name}", acc.axes, acc.dtype) if w.plan.tiled(t.over) else None)
         one, by = w.element_of(acc), w.element_of(factor)
         w.parallel(acc.axes, f"{one} = {one} * {by} + {w.element_of(part)}")
 
@@ -127,12 +126,17 @@ def step(w: Writer, t: Tensor, acc: Tile, p: Pass) -> None:
 def extreme_step(w: Writer, t: Tensor, acc: Tile, best: Tile) -> None:
     """One iteration of the index of an extreme: that of a tile replaces the one so far where it is better."""
     (a,), body = t.over, w.body(t)
-    source = w.root(body, "x", with_reduced(w, acc.axes, t.over, body))
-    place, part = (w.new_tile(n, acc.axes, d) for n, d in (("place_in_tile", "int32"), ("best_of_tile", best.dtype)))
-    w.say(f"T.{REDUCE[t.kind]}({w.name_of(source)}, {place.name}, dim={source.axes.index(a) + w.dummy}, values={part.name})")
+    if w.plan.tiled(t.over):
+        source = w.root(body, "x", with_reduced(w, acc.axes, t.over, body))
+        place, part = (w.new_tile(n, acc.axes, d) for n, d in (("place_in_tile", "int32"), ("best_of_tile", best.dtype)))
+        dim = source.axes.index(a) + w.dummy
+        w.say(f"T.{REDUCE[t.kind]}({w.name_of(source)}, {place.name}, dim={dim}, values={part.name})")
+        found = f"{w.base_text(a)} + {w.element_of(place)}"
+    else:  # one index of the axis
+        part, found = w.root(body, "x", acc.axes), w.indices[a]
     new, old, at = w.element_of(part), w.element_of(best), w.element_of(acc)
     better = f"{new} {'>' if t.kind == 'argmax' else '<'} {old}"
-    w.parallel(acc.axes, f"{at} = T.if_then_else({better}, {w.base_text(a)} + {w.element_of(place)}, {at})")
+    w.parallel(acc.axes, f"{at} = T.if_then_else({better}, {found}, {at})")
     w.parallel(acc.axes, f"{old} = T.{t.kind.removeprefix('arg')}({old}, {new})")
 
 

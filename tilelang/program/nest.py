@@ -13,7 +13,7 @@ from typing import Any
 
 from .expr import Axis, Scalar, Tensor, at, axis, const, reached, read, rewrite
 from .graph import Dim
-from .rescale import base_two, depends, factors, hoist, multiplied, normal, rescaling
+from .rescale import base_two, depends, factors, hoist, independent, is_float, multiplied, normal, rescaling
 
 REDUCTIONS = ("sum", "max", "min", "prod", "argmax", "argmin")
 
@@ -65,6 +65,9 @@ def output_axes(nest: Nest, t: Tensor) -> tuple[Axis, ...]:
 def base_of(t: Tensor) -> Tensor:
     """The tensor that a view shows."""
     return t.attrs["base"] if t.kind == "view" else t
+
+
+MOST_STAGES = 16  # reductions of a kernel: what they cost is estimated many times
 
 
 def nest_of(outputs: Iterable[Tensor], stored: frozenset[Tensor]) -> Nest:
@@ -150,7 +153,8 @@ class _Stages:
             over.append(chosen)
         body = self._ready(self.element(body))
         outside, inside = hoist(t.kind, body, frozenset(over))
-        return multiplied([(self._keep(t, inside, tuple(over), free), False), *outside], body.dtype)
+        sums = independent(inside, over) if t.kind == "sum" and is_float(body.dtype) else [(inside, tuple(over))]
+        return multiplied([*((self._keep(t, e, axes, free), False) for e, axes in sums), *outside], body.dtype)
 
     def _keep(self, t: Tensor, body: Scalar, over: tuple[Axis, ...], free: frozenset[Axis]) -> Scalar:
         place = frozenset() if t.kind in REDUCTIONS else free  # a sort has an axis that its body does not have
@@ -163,18 +167,29 @@ class _Stages:
             kind = "float32" if kind in ("float16", "bfloat16") else kind
             made = Tensor(t.name, axes, kind, t.kind, body, over, dict(t.attrs), t.span)
             self.nest.stages.append(made)
+            if len(self.nest.stages) > MOST_STAGES:
+                raise Unfit("a kernel of more reductions than one is worth")
             self.made[key] = read(made)
         return self.made[key]
 
+    def _shown(self, e: Scalar) -> Scalar:
+        """The expression with the elements of maps that nothing stores in place of reads of them."""
+        def change(x: Scalar) -> Scalar | None:
+            t = x.value
+            if x.op != "read" or t.kind != "map" or t.body is None or t in self.stored:
+                return None
+            return self._shown(at(t.body, dict(zip(t.axes, x.args))))
+
+        return rewrite(e, change)
+
     def _shared(self, t: Tensor, body: Scalar, a: Axis, free: frozenset[Axis]) -> tuple[Scalar, Axis]:
         """The axis of the kernel that a loop over `a` counts: one that reads the same elements already, or a new one."""
-        best, found, score = body, None, -1
+        best, found, score, shown = body, None, -1, self._shown(body)
         for c in (*self.over, *self.nest.axes):
             if c.extent == a.extent and c not in free:
-                one = at(body, {a: axis(c)})
-                shared = len(one.reads & self.seen)
+                shared = len(at(shown, {a: axis(c)}).reads & self.seen)
                 if shared > score and (shared or c in self.over):
-                    best, found, score = one, c, shared
+                    best, found, score = at(body, {a: axis(c)}), c, shared
         if found is None:
             found = Axis(next(self.names), a.extent)
             best = at(body, {a: axis(found)})

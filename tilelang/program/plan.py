@@ -21,9 +21,9 @@ from tilelang.library.gemm.tile_cost import choose_tile
 from tilelang.target import Target
 
 from .divide import are_halves, joined, over_rows
-from .expr import Axis, Scalar, Tensor, is_integer
+from .expr import Axis, Scalar, Tensor, axis, is_integer, linear
 from .graph import Dim
-from .nest import REDUCTIONS, Contraction, Nest, Unfit, contraction, passes
+from .nest import REDUCTIONS, Contraction, Nest, Unfit, contraction, output_axes, passes
 
 WHOLE_DEPTH = 512  # most indices of a contracted axis that lies in a tile as a whole
 WHOLE_COLUMNS = 512  # most columns of an accumulator that are kept so that what stands before is not computed again
@@ -38,6 +38,7 @@ ROWS = {True: 32768, False: 65536}  # the longest row that a block keeps, on a G
 MOST = {True: 1 << 15, False: 1 << 16}  # elements of a tile of a reduction
 REREAD_ROWS = 4096  # the longest row that is kept although it is read once only
 LONG = 1 << 15  # elements of a row of which those that hang over are few
+ROW_OF_THREAD = 16  # elements of rows side by side up to which each is walked over by a thread
 WINDOW = 64  # most elements of a window that each thread walks over by itself
 SQUARE = 64  # rows and columns of a tile that is transposed
 LANES = 32  # neighbours in memory that a block reads of each row, where it reduces columns
@@ -160,7 +161,8 @@ def plan_of(nest: Nest, target: Target, choice: Choice = MODEL) -> Plan:
         if elements > MOST[target.is_gpu] and plan.gemm_of(t) is None:
             raise Unfit(f"tiles of {elements} elements")
     for t, e in nest.outputs:
-        if len(t.axes) < len(nest.axes) and any(plan.uses[a].kind in ("grid", "tile") for a in nest.axes if a not in e.axes):
+        own = {*e.axes, *output_axes(nest, t)}
+        if any(plan.uses[a].kind in ("grid", "tile") and a.extent != 1 for a in nest.axes if a not in own):
             raise Unfit("an output has no axis that is split over blocks")
     stages, loops = plan.nest.stages, plan.loops()
     if any(not loops.isdisjoint(t.over) and not loops.isdisjoint(t.axes) for t in stages if t.kind in REDUCTIONS):
@@ -315,8 +317,9 @@ def _is_last(nest: Nest, a: Axis) -> bool:
 
 
 def _is_window(nest: Nest, a: Axis) -> bool:
-    """Whether an index of memory is the axis plus another one."""
-    return any(a in i.axes and len(i.axes) > 1 for r in nest.global_reads() for i in r.args)
+    """Whether an index of memory is the axis plus another one, and the rows along the axis overlap, or are short."""
+    sums = [linear(i)[0] for r in nest.global_reads() for i in r.args if a in i.axes and len(i.axes) > 1]
+    return any(guess(a) < ROW_OF_THREAD or a.extent not in f.values() or f.get(axis(a)) != 1 for f in sums)
 
 
 # ---- contractions -----------------------------------------------------------------------------------------------------
@@ -496,7 +499,7 @@ def _row_axes(plan: Plan, target: Target) -> None:
     width = max(prod(uses[x].size for x in e.axes if x in uses) for e in nest.bodies())
     plan.threads = 512 if width > 16384 else 256 if width >= 1024 else 128
     if sorts and target.is_gpu:
-        plan.threads = min(512, max(128, width // SORTED_BY_THREAD))
+        plan.threads = min(512, max(128, 1 << (width // SORTED_BY_THREAD - 1).bit_length()))
     plan.stages = 2 if target.is_gpu else 0
     looped = [a for a in uses if uses[a].kind == "loop"]
     kept = [a for a in uses if a in reduced and uses[a].kind == "whole"]
@@ -523,9 +526,13 @@ def _lanes(plan: Plan, free: list[Axis]) -> bool:
     if _is_last(nest, a):
         if n < 2 * BLOCK or any(r.kind == "serial" for r in uses.values()):
             return False
-        lanes = next((x for x in (1024, 512, 256) if n % x == 0 and n < LONG), 1024)  # no lanes hang over where they are many
-        ahead = next((x for x in (IN_FLIGHT, 5, 3, 2) if n % (lanes * x) == 0), IN_FLIGHT)
-        threads, again = max(64, lanes // 4), 2 * lanes
+        bits = min((bits_of(r.dtype) for r in nest.global_reads() if r.args and a in r.args[-1].axes), default=32)
+        vector = max(4, min(16, 128 // bits))  # neighbours that a thread reads at once
+        most = 256 * vector
+        lanes = next((x for x in (most, most // 2, most // 4) if n % x == 0 and n < LONG), most)  # few hang over the end
+        most = min(IN_FLIGHT, 4 * BLOCK // lanes)
+        ahead = next((x for x in (most, 5, 3, 2) if n % (lanes * x) == 0 and x * lanes <= 6 * BLOCK), most)
+        threads, again = max(64, lanes // vector), 2 * lanes
         note = f"rows of {a.extent} are read in pieces of {lanes * ahead}; each of {lanes} lanes has a result of its own"
     elif free:
         bits = max((bits_of(r.dtype) for r in nest.global_reads() if r.args and free[-1] in r.args[-1].axes), default=32)

@@ -11,7 +11,7 @@ so that one pass computes both.  Otherwise R takes another pass over k.  Nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from math import inf, isclose, isinf, isnan, nan
 
 from tilelang import ir
@@ -21,6 +21,7 @@ from .graph import Size
 
 LOG2E = 1.4426950408889634
 LARGE = 500.0  # constants in exponents from which a rounding error of their size would be felt
+GREATEST = 3.4028235e38  # of float32
 EXPONENTIALS = ("exp", "exp2")
 NEUTRAL = {"sum": 0.0, "prod": 1.0, "max": -inf, "min": inf}
 NARROW = ("float16", "bfloat16")
@@ -83,7 +84,9 @@ def _constant_factor(e: Scalar) -> Scalar | None:
     if (y := value(b)) is None:
         return None
     inner, x = scaled(a)
-    return inner if x * y == 1 else Scalar("mul", (inner, const(x * y, e.dtype)), e.dtype) if inner is not a else None
+    if inner is a or beyond(x * y):  # 0 times an infinite factor would be NaN
+        return None if x * y != 1 else inner
+    return inner if x * y == 1 else Scalar("mul", (inner, const(x * y, e.dtype)), e.dtype)
 
 
 def _quotient(e: Scalar) -> Scalar | None:
@@ -102,7 +105,7 @@ def _selection(e: Scalar) -> Scalar | None:
     if test is not None and test != c:
         return _fold(Scalar("where", (test, b, a) if swapped else (test, a, b), e.dtype))
     other = value(b)
-    if k <= 0 or k == 1 or other is None:
+    if k <= 0 or k == 1 or other is None or beyond(other / k):
         return None
     return Scalar("mul", (Scalar("where", (c, inner, const(other / k, b.dtype)), e.dtype), const(k, e.dtype)), e.dtype)
 
@@ -168,6 +171,11 @@ _RULES: dict[str, Callable[[Scalar], Scalar | None]] = {
     "mul": _constant_factor, "div": _quotient, "where": _selection, "add": _sum, "sub": _sum, "cast": _widened}
 
 
+def beyond(x: float) -> bool:
+    """Whether a finite number is infinite in float32."""
+    return GREATEST < abs(x) < inf
+
+
 def scaled(e: Scalar) -> tuple[Scalar, float]:
     """(x, k): e = x * k with a constant k."""
     if e.op == "mul" and (k := value(e.args[1])) is not None:
@@ -182,17 +190,20 @@ def pulled(e: Scalar) -> tuple[Scalar, float]:
     """
     if e.op == "where" and (other := value(e.args[2])) is not None:
         inner, k = pulled(e.args[1])
-        return (Scalar("where", (e.args[0], inner, const(other / k, e.dtype)), e.dtype), k) if k > 0 else (e, 1.0)
+        fits = k > 0 and not beyond(other / k)
+        return (Scalar("where", (e.args[0], inner, const(other / k, e.dtype)), e.dtype), k) if fits else (e, 1.0)
     if e.op in ("min", "max") and (other := value(e.args[1])) is not None:
         inner, k = pulled(e.args[0])
-        return (Scalar(e.op, (inner, const(other / k, e.dtype)), e.dtype), k) if k > 0 and _is_sum(inner) else (e, 1.0)
+        fits = k > 0 and _is_sum(inner) and not beyond(other / k)
+        return (Scalar(e.op, (inner, const(other / k, e.dtype)), e.dtype), k) if fits else (e, 1.0)
     if e.op == "mul" and value(e.args[1]) is None:
         inner, k = pulled(e.args[0])
         return (Scalar("mul", (inner, e.args[1]), e.dtype), k) if k != 1 and _is_sum(inner) else (e, 1.0)
     if e.op in ("add", "sub"):
         pieces = _summands(e)
         k = next((k for s, t in pieces for x, k in (scaled(t),) if s == 1 and k > 0 and k != 1 and _is_sum(x)), 1.0)
-        return (e, k) if k == 1 else (signed_sum([(s, _times(t, 1 / k)) for s, t in pieces], e.dtype), k)
+        fits = k != 1 and not any(beyond(v / k) for y in walk(e) if (v := value(y)) is not None)
+        return (signed_sum([(s, _times(t, 1 / k)) for s, t in pieces], e.dtype), k) if fits else (e, 1.0)
     return scaled(e)
 
 
@@ -311,6 +322,19 @@ def hoist(kind: str, body: Scalar, over: frozenset[Axis]) -> tuple[list[tuple[Sc
     return (outside, multiplied(inside, body.dtype)) if inside else ([], body)
 
 
+def independent(body: Scalar, over: Sequence[Axis]) -> list[tuple[Scalar, tuple[Axis, ...]]]:
+    """Sums, each with its axes, whose product is the sum of a body: of factors that share no summed axis."""
+    groups: list[tuple[list[tuple[Scalar, bool]], set[Axis]]] = []
+    for f in factors(body):
+        mine = set(over) & set(f[0].axes)
+        near = [g for g in groups if g[1] & mine]
+        groups = [g for g in groups if g not in near]
+        groups.append(([*(x for g in near for x in g[0]), f], mine.union(*(g[1] for g in near))))
+    if any(not axes for _, axes in groups) or set().union(*(axes for _, axes in groups)) != set(over):
+        return [(body, tuple(over))]
+    return [(multiplied(fs, body.dtype), tuple(a for a in over if a in axes)) for fs, axes in groups]
+
+
 def _hoist_rounded(f: Scalar, over: frozenset[Axis]) -> tuple[list[tuple[Scalar, bool]], Scalar]:
     """Factors leave a rounded operand where what is left stays in the range of its type."""
     outside, left = hoist("sum", f.args[0], over)
@@ -401,8 +425,12 @@ def _indirect(e: Scalar, moving: frozenset[Tensor]) -> bool:
 
 def depends(e: Scalar, found: frozenset[Tensor]) -> bool:
     """Whether an expression reads one of the tensors, through other tensors of the kernel too."""
-    return any(r.value in found or r.value.kind not in ("input", "before") and r.value.body is not None and
-               depends(r.value.body, found) for r in e.reads)
+    def below(t: Tensor) -> list[Tensor]:
+        plain = t in found or t.kind in ("input", "before") or t.body is None
+        return [] if plain else [r.value for r in t.body.reads]  # type: ignore[union-attr]
+
+    read_there: dict[Tensor, None] = reached([r.value for r in e.reads] if found else [], below)
+    return not found.isdisjoint(read_there)
 
 
 # ---- masks ------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from math import prod
 
 from .expr import Axis, Scalar, Tensor, const
 from .nest import Unfit
+from .plan import ROWS as LONGEST
 from .plan import SORTED_BY_THREAD
 from .rescale import is_float
 from .writer import Tile, Writer
@@ -24,7 +25,7 @@ def order_of(w: Writer, t: Tensor, kept: tuple[Axis, ...], along: Axis, place: A
     n, sizes = w.size(along), [w.size(a) for a in kept]
     full = 1 << max(1, (n - 1).bit_length())
     dtype = "int32" if full <= 1 << free else "int64"
-    few = place.extent != along.extent and w.size(place) <= FEW
+    few = place.extent != along.extent and w.size(place) <= max(FEW, full // FEW // 2)
     items = w.new_buffer("items", (*sizes, full if few else full + full // 16), (*kept, along), dtype, "shared")
     order = w.new_buffer("order", (*sizes, w.size(place)), (*kept, place), "int32", "shared")
     j = along.name
@@ -44,6 +45,13 @@ def order_of(w: Writer, t: Tensor, kept: tuple[Axis, ...], along: Axis, place: A
     w.say(f"selected_order({', '.join(flat)})" if few else f"sorted_order({', '.join(flat)}, {full}, {min(each, full)})")
     w.last[order.key] = w.count
     return order
+
+
+def fits(t: Tensor, n: int) -> bool:
+    """Whether a block holds the items of a row of n elements."""
+    assert t.body is not None
+    items = 1 << max(0, n - 1).bit_length()
+    return t.body.dtype in WIDE or items <= (LONGEST[True] if items <= 1 << key_of(t)[1] else LONGEST[True] // 2)
 
 
 def key_of(t: Tensor) -> tuple[Scalar, int]:

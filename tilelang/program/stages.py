@@ -126,7 +126,9 @@ def multiply_exactly(w: Writer, a: Tile, b: Tile, acc: Tile, over: Axis, clear: 
     why = "T.gemm would round the factors to tf32" if is_float(a.dtype) else f"T.gemm has no factors of {a.dtype}"
     w.say(f"for {over.name} in T.serial({w.size(over)}):  # {why}")
     w.depth += 1
-    w.parallel(acc.axes, f"{w.element_of(acc)} += {w.element_of(a)} * {w.element_of(b)}")
+    x, y = (w.element_of(f) if is_float(f.dtype) or f.dtype == acc.dtype else f'T.cast({w.element_of(f)}, "{acc.dtype}")'
+            for f in (a, b))
+    w.parallel(acc.axes, f"{w.element_of(acc)} += {x} * {y}")
     w.depth -= 1
 
 
@@ -158,11 +160,13 @@ def operand(w: Writer, e: Scalar, pair: tuple[Axis, Axis], over: Axis, dtype: st
         if source.dtype == dtype and w.ends_with(source, over) and (tile := w.copied(source, axes, not w.changes(source))):
             w.shared[key] = tile
             return tile, axes[0] is second
-    axes = (first, second)
+    free = second if over is first else first
+    last = {a for r in source.reads if r.value in w.names and r.args for a in r.args[-1].axes}
+    axes = (second, first) if not left and over is first and over in last and free not in last else (first, second)
     key = (source, axes, dtype)
     if key not in w.shared:
         w.shared[key] = computed_operand(w, source, axes, dtype, left)
-    return w.shared[key], False
+    return w.shared[key], axes[0] is second
 
 
 def computed_operand(w: Writer, e: Scalar, axes: tuple[Axis, ...], dtype: str, left: bool) -> Tile:
@@ -177,7 +181,7 @@ def computed_operand(w: Writer, e: Scalar, axes: tuple[Axis, ...], dtype: str, l
     direct = left and dtype == "float32" and w.target.is_gpu  # its halves are in registers too
     for r in () if direct else sorted(e.reads, key=repr):  # what the loop loads comes through shared memory: it is pipelined
         if w.current is not None and not w.dummy and r not in w.shared and len(w.order(r.axes)) == 2 and w.changes(r):
-            if tile := w.copied(r, axes, False) or w.copied(r, axes[::-1], False):
+            if tile := w.copied(r, axes, divided=True) or w.copied(r, axes[::-1], divided=True):
                 w.shared[r] = tile
     if left and not w.dummy:
         return w.root(body, "left", axes, dtype)

@@ -126,9 +126,10 @@ def _size(a: Axis) -> int:
 
 def steps_text(plan: StepsPlan, name: str, parameters: Sequence[tuple[str, Tensor]], target: Target) -> str:
     """The prim_func of a loop with state.  parameters: names and tensors, inputs first, then the loop's results in order."""
-    body = _StepsText(plan, parameters, target).body()
+    text = _StepsText(plan, parameters, target)
+    plan, body = text.plan, text.body()
     head = [*(f"# {n}" for n in plan.notes), "@T.prim_func", *head_lines(name, parameters)]
-    grid = [(a.name, ceildiv(a.extent, n)) for _, a, n in reversed(plan.split)] or [("block", "1")]
+    grid = [(a.name, ceildiv(a.extent, n)) for _, a, n in reversed(plan.split)] or [(unused("block", text.used), "1")]
     shown = grid[0][0] if len(grid) == 1 else f"({', '.join(n for n, _ in grid)})"
     line = f"    with T.Kernel({', '.join(s for _, s in grid)}, threads={plan.threads}) as {shown}:"
     return "\n".join([*head, line, *body]) + "\n"
@@ -136,8 +137,11 @@ def steps_text(plan: StepsPlan, name: str, parameters: Sequence[tuple[str, Tenso
 
 class _StepsText:
     def __init__(self, plan: StepsPlan, parameters: Sequence[tuple[str, Tensor]], target: Target) -> None:
-        self.plan, self.parameters, self.target = plan, parameters, target
-        self.used = {n for n, _ in parameters} | {a.name for _, a, _ in plan.split} | {"T", "t", "block"}
+        self.parameters, self.target = parameters, target
+        self.used = {n for n, _ in parameters} | {"T"}
+        split = [(slots, Axis(unused(a.name, self.used), a.extent), n) for slots, a, n in plan.split]
+        self.plan = replace(plan, split=split)
+        self.now_name = unused("t", self.used)  # of a step
         self.items = {t.attrs["index"]: n for n, t in parameters if t.kind == "item" and t.attrs["steps"] is plan.steps}
         self.allocations: list[str] = []
         self.loaded: dict[str, Tile] = {}  # what a step reads of memory -> the shared memory that it is copied to
@@ -154,7 +158,7 @@ class _StepsText:
             if k < len(states):
                 loop += self.nest(p, k, self.local(self.new[k], p, k), True)
             elif k in self.items:
-                loop += self.nest(p, k, f"{self.items[k]}[{', '.join(['t', *plan.block(k, p.nest.axes)[2]])}]", True)
+                loop += self.nest(p, k, f"{self.items[k]}[{', '.join([self.now_name, *plan.block(k, p.nest.axes)[2]])}]", True)
         copies = [f"            T.copy({region}, {tile.name})" for region, tile in self.loaded.items()]
         loop += [f"            T.copy({new.name}, {now.name})" for now, new in zip(self.now, self.new)]
         last: list[str] = []
@@ -165,7 +169,7 @@ class _StepsText:
             last += [f"        for {', '.join(a.name for a in inside) or 'i'} in T.Parallel({extents}):",
                      f"            {self.items[k]}[{', '.join(there) or '()'}] = {self.local(self.now[k], plan.results[k], k)}"]
         stages = f", num_stages={STAGES}" if copies and self.target.is_gpu else ""
-        walk = f"        for t in T.Pipelined({plan.steps.step.extent}{stages}):"
+        walk = f"        for {self.now_name} in T.Pipelined({plan.steps.step.extent}{stages}):"
         return [*self.allocations, *first, *self.before, walk, *copies, *loop, *last]
 
     def buffer(self, k: int, name: str) -> Tile:
@@ -210,7 +214,7 @@ class _StepsText:
                 w.shared[r, axes, tile.dtype] = replace(tile, axes=axes)
             inside, first, there = self.plan.block(k, plan.nest.axes)
             w.bases |= first
-            w.indices |= {a: i for a, i in zip(plan.nest.axes, there)} | {self.plan.steps.step: "t"}
+            w.indices |= {a: i for a, i in zip(plan.nest.axes, there)} | {self.plan.steps.step: self.now_name}
             w.depth = 2
             if in_loop:
                 w.depth, w.current, w.before = 3, Pass((self.plan.steps.step,), tuple(states), {}, {}), []

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from tilelang.target import Target
 
-from .expr import HEAVY, Axis, Scalar, Tensor, axis, bounds, const, linear, rewrite, summed, walk
+from .expr import HEAVY, Axis, Scalar, Tensor, axis, bounds, const, linear, number, rewrite, summed, walk
 from .graph import Dim, Size, text_of
 from .nest import REDUCTIONS, Contraction, Pass, base_of, contraction, passes
 from .plan import Plan
@@ -26,6 +26,7 @@ class Tile:
     """A buffer of a block, or what one holds for a while.
 
     axes: those that its dimensions count.  shape: its extents.  key: counts the values that lie in tiles, in their order.
+    each: how many indices of an axis have one element, where more than one.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Tile:
     dtype: str
     scope: str = "fragment"
     key: int = 0
+    each: Mapping[Axis, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -102,13 +104,14 @@ class Writer:
             return f"step_{a.name} * {use.size} + {a.name}"
         return a.name
 
-    def base_text(self, a: Axis) -> str:
-        """The first index of the axis in the present tile."""
+    def base_text(self, a: Axis, each: int = 1) -> str:
+        """The first index of the axis in the present tile, divided by a number."""
         if a in self.bases:
             return self.bases[a]
         use = self.plan.uses[a]
         name = {"tile": f"b{a.name}", "loop": f"step_{a.name}"}.get(use.kind, "")
-        return "0" if not name else name if use.size == 1 else f"{name} * {use.size}"
+        size = use.size // each
+        return "0" if not name else name if size == 1 else f"{name} * {size}"
 
     def say(self, line: str, outside: bool = False) -> None:
         self.count += 1
@@ -136,7 +139,7 @@ class Writer:
 
     def element_of(self, tile: Tile) -> str:
         self.last[tile.key] = self.count
-        places = [a.name for a in tile.axes]
+        places = [f"{a.name} // {tile.each[a]}" if a in tile.each else a.name for a in tile.axes]
         if len(tile.shape) > len(places):  # a first dimension of one element, where some tile has no other
             places = [self.row, *places]
         return f"{tile.name}[{', '.join(places) or '0'}]"
@@ -240,20 +243,27 @@ class Writer:
 
         So are those of long rows in front of functions with branches: all are under way before the first one is used.
         """
-        if e in self.tiles or not self.target.is_gpu or self.dummy:
+        if e in self.tiles or not self.target.is_gpu:
             return
-        long = prod(self.size(a) for a in self.plan.tiled(tuple(e.axes))) >= MANY * self.plan.threads
+        size = self.elements(e)
+        long = size >= MANY * self.plan.threads
         chosen = e.op == "where" and e.args[0].reads
-        if chosen or e.op in BRANCHING and long:
+        if (chosen or e.op in BRANCHING and long) and not self.dummy:
             found = (e.args[1].reads | e.args[2].reads) - e.args[0].reads if chosen else self.loaded(e)
             for r in sorted(found, key=repr):
                 axes = self.order(r.axes)
                 if r not in self.tiles and is_float(r.dtype) and self.copyable(r, axes) is not None:
                     self.root(r, f"{self.names[r.value]}2", axes)
-        if e.op == "div" and long and is_float(e.dtype) and e.dtype != "float64":
+        if e.op == "div" and is_float(e.dtype) and e.dtype != "float64" and (
+                2 * size >= MANY * max(self.plan.threads, self.elements(e.args[1])) and self.plan.tiled(tuple(e.args[1].axes))
+                if self.dummy else long):
             self.invert(e.args[1], e)
         for x in e.args:
             self.guarded(x)
+
+    def elements(self, e: Scalar) -> int:
+        """The elements of a tile of an expression."""
+        return prod(self.size(a) for a in self.plan.tiled(tuple(e.axes)))
 
     def invert(self, d: Scalar, e: Scalar) -> None:
         """Names the factors that stand for a divisor of many elements: 1 / (d * scale) and scale, a power of two with which the
@@ -308,13 +318,17 @@ class Writer:
             r.value in self.current.stages or r.value in self.current.old.values() or
             r.value in self.stages and r.value.body is not None and self.changes(r.value.body) for r in e.reads)
 
-    def copyable(self, e: Scalar, axes: tuple[Axis, ...]) -> str | None:
-        """The region of a tensor that T.copy reads into a tile with these axes; None where the read is not a plain tile."""
+    def copyable(self, e: Scalar, axes: tuple[Axis, ...], each: Mapping[Scalar, int] = MappingProxyType({})) -> str | None:
+        """The region of a tensor that T.copy reads into a tile with these axes; None where the read is not a plain tile.
+
+        each: indices that are quotients -> their divisors.
+        """
         if e.op != "read" or e.value not in self.names or not axes:
             return None
         out, found = [], []
         for i in e.args:
-            terms, c = linear(i)
+            n = each.get(i, 1)
+            terms, c = linear(i.args[0] if n > 1 else i)
             mine = [a for a in terms if a.axes & frozenset(axes)]
             if not mine:
                 out.append(self.printer().text(i))
@@ -326,19 +340,30 @@ class Writer:
             least = bounds(summed(rest, c))
             if isinstance(c, int) and c < 0 and (least is None or least[0] < 0):  # regions start inside of a tensor
                 return None
-            base = " + ".join(p for p in (self.printer().text(summed(rest, c)) if rest or c != 0 else "", self.base_text(a))
+            if n > 1 and (a in self.bases or any(not isinstance(f, int) or f % n for f in (*rest.values(), c, self.size(a)))):
+                return None
+            rest, c = ({x: f // n for x, f in rest.items()}, c // n) if n > 1 else (rest, c)  # type: ignore[operator]
+            base = " + ".join(p for p in (self.printer().text(summed(rest, c)) if rest or c != 0 else "", self.base_text(a, n))
                               if p not in ("", "0")) or "0"
             found.append(a)
-            size = self.plan.uses[a].size
+            size = self.plan.uses[a].size // n
             out.append(f"{base}:{size if base == '0' else f'{base} + {size}'}")
         return f"{self.names[e.value]}[{', '.join(out)}]" if tuple(found) == axes else None
 
-    def copied(self, e: Scalar, axes: tuple[Axis, ...], outside: bool = False) -> Tile | None:
-        """Shared memory that T.copy fills with a read; None where that is no plain tile."""
-        region = self.copyable(e, axes)
+    def copied(self, e: Scalar, axes: tuple[Axis, ...], outside: bool = False, divided: bool = False) -> Tile | None:
+        """Shared memory that T.copy fills with a read; None where that is no plain tile.
+
+        divided: an element may stand there once for several indices of an axis.
+        """
+        found = {i: number(i.args[1]) for i in e.args if divided and i.op == "floordiv"}
+        quotients = {i: n for i, n in found.items() if isinstance(n, int) and n > 1}
+        region = self.copyable(e, axes, quotients)
         if region is None:
             return None
-        tile = self.new_tile(f"{self.names[e.value]}_s", axes, e.dtype, "shared")
+        each = {a: n for i, n in quotients.items() for a in axes if a in i.axes}
+        shape = tuple(self.size(a) // each.get(a, 1) for a in axes)
+        tile = self.new_buffer(f"{self.names[e.value]}_s", shape, axes, e.dtype, "shared")
+        tile.each = each
         self.say(f"T.copy({region}, {tile.name})", outside)
         return tile
 
@@ -402,7 +427,7 @@ class Writer:
         for x, found in users.items():
             if len(found) < 2 or not self._worth(x) or len({scopes[k] for k in found}) > 1:
                 continue
-            if not any(users[y] >= found for y in parents.get(x, ())):
+            if not any(users[y] >= found and (x.op != "read" or self._worth(y)) for y in parents.get(x, ())):
                 out.add(x)
         return frozenset(out)
 
