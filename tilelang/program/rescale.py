@@ -323,7 +323,7 @@ def hoist(kind: str, body: Scalar, over: frozenset[Axis]) -> tuple[list[tuple[Sc
 
 
 def independent(body: Scalar, over: Sequence[Axis]) -> list[tuple[Scalar, tuple[Axis, ...]]]:
-    """Sums, each with its axes, whose product is the sum of a body: of factors that share no summed axis."""
+    """Sums, each with its axes, that multiplied are the sum of a body: of factors that share no summed axis."""
     groups: list[tuple[list[tuple[Scalar, bool]], set[Axis]]] = []
     for f in factors(body):
         mine = set(over) & set(f[0].axes)

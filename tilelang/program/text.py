@@ -74,7 +74,7 @@ class Printer:
         a, b = e.args
         if sign == "+" and is_integer(e.dtype) and (positive := _negated(b)) is not None:
             return f"{self.text(a, 6)} - {self.text(positive, 7)}", 6
-        if is_integer(e.dtype) and e.op == "mul":  # factors of a sum of products are narrower than their product
+        if is_integer(e.dtype) and e.op == "mul":  # factors of a sum are narrower than its accumulator
             a, b = (x if x.dtype == e.dtype else Scalar("cast", (x,), e.dtype) for x in e.args)
         tight = level + 1 if sign not in ("+", "*", "and", "or") or is_integer(e.dtype) and b.op != "add" else level
         right = self.text(b, tight if sign in ("+", "and", "or") else level + 1)
