@@ -50,6 +50,12 @@ def agree(f, kind="sum", targets=(SM80, SM90A)):
     return print_kernel(lowered.kernels[0])
 
 
+@pytest.mark.parametrize("shape", [(20, 2, 6), (10, 2, 12)])
+def test_lanes_of_a_line_lie_in_one_warp(shape):
+    """12 and 24 do not divide 32: the second lane of a pair would be asked of another warp."""
+    agree(program(shape, 1, "ff"))
+
+
 @pytest.mark.parametrize("shape,dim", [((300,), 0), ((1, 257), 1), ((5, 1000), 1), ((64, 48), 1), ((64, 48), 0), ((7, 33), 0),
                                        ((3, 4, 130), 2), ((3, 70, 4), 1), ((200, 3), 0), ((1, 9000), 1)])
 @pytest.mark.parametrize("threads,reverse", [(128, False), (96, True), (48, False), (64, True)])

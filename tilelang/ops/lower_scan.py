@@ -273,14 +273,14 @@ def digits_of(frag: Fragment, axis: int) -> tuple[Mode, list[Mode]]:
 
 
 def scannable(frag: Fragment, axis: int, threads: int) -> bool:
-    """Whether RegisterScan applies: lanes are a power of two, and where a line crosses warps, all lanes of a warp hold it."""
+    """Whether RegisterScan applies: groups of lanes lie in one warp; where a line crosses warps, all lanes of each hold it."""
     digits = [m for m in digits_of(frag, axis)[1] if m.to == THREAD]
     lanes = 1
     for m in digits:
         lanes *= m.size if m.stride < WARP else 1
     across = [m for m in digits if m.stride >= WARP]
     return not frag.is_padded and (not digits or threads % WARP == 0) and all(
-        m.size <= WARP if m.stride >= WARP else m.size * m.stride <= WARP and m.size & (m.size - 1) == 0
+        m.size <= WARP if m.stride >= WARP else WARP % (m.size * m.stride) == 0
         for m in digits) and (not across or lanes == WARP)
 
 

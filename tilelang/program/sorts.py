@@ -25,7 +25,7 @@ def order_of(w: Writer, t: Tensor, kept: tuple[Axis, ...], along: Axis, place: A
     n, sizes = w.size(along), [w.size(a) for a in kept]
     full = 1 << max(1, (n - 1).bit_length())
     dtype = "int32" if full <= 1 << free else "int64"
-    few = place.extent != along.extent and w.size(place) <= max(FEW, full // FEW // 2)
+    few = place.extent != along.extent and w.size(place) <= FEW
     items = w.new_buffer("items", (*sizes, full if few else full + full // 16), (*kept, along), dtype, "shared")
     order = w.new_buffer("order", (*sizes, w.size(place)), (*kept, place), "int32", "shared")
     j = along.name

@@ -243,27 +243,20 @@ class Writer:
 
         So are those of long rows in front of functions with branches: all are under way before the first one is used.
         """
-        if e in self.tiles or not self.target.is_gpu:
+        if e in self.tiles or not self.target.is_gpu or self.dummy:
             return
-        size = self.elements(e)
-        long = size >= MANY * self.plan.threads
+        long = prod(self.size(a) for a in self.plan.tiled(tuple(e.axes))) >= MANY * self.plan.threads
         chosen = e.op == "where" and e.args[0].reads
-        if (chosen or e.op in BRANCHING and long) and not self.dummy:
+        if chosen or e.op in BRANCHING and long:
             found = (e.args[1].reads | e.args[2].reads) - e.args[0].reads if chosen else self.loaded(e)
             for r in sorted(found, key=repr):
                 axes = self.order(r.axes)
                 if r not in self.tiles and is_float(r.dtype) and self.copyable(r, axes) is not None:
                     self.root(r, f"{self.names[r.value]}2", axes)
-        if e.op == "div" and is_float(e.dtype) and e.dtype != "float64" and (
-                2 * size >= MANY * max(self.plan.threads, self.elements(e.args[1])) and self.plan.tiled(tuple(e.args[1].axes))
-                if self.dummy else long):
+        if e.op == "div" and long and is_float(e.dtype) and e.dtype != "float64":
             self.invert(e.args[1], e)
         for x in e.args:
             self.guarded(x)
-
-    def elements(self, e: Scalar) -> int:
-        """The elements of a tile of an expression."""
-        return prod(self.size(a) for a in self.plan.tiled(tuple(e.axes)))
 
     def invert(self, d: Scalar, e: Scalar) -> None:
         """Names the factors that stand for a divisor of many elements: 1 / (d * scale) and scale, a power of two with which the
