@@ -108,7 +108,7 @@ class Bench:
     def __init__(self, out: str, seconds: float) -> None:
         self.rows: list[dict] = []
         self.out, self.until, self.started = out, time.time() + seconds, time.time()
-        self.group = torch_dist.group.WORLD
+        self.group, self.one = torch_dist.group.WORLD, torch.ones(1, device="cuda")
 
     def left(self) -> bool:
         """Whether there is time for more; the same on every rank."""
@@ -146,6 +146,9 @@ class Bench:
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             torch_dist.barrier()
             torch.cuda.synchronize()
+            if replay:  # the devices begin together, with all launches enqueued: one host may be 40 us late
+                torch_dist.all_reduce(self.one)
+                torch.cuda._sleep(300_000)
             start.record()
             if replay:
                 replay()

@@ -103,6 +103,12 @@ def test_an_odd_number_of_chunks():
     close(by_tiles(args, 1, 256, 1), args)
 
 
+@pytest.mark.parametrize("context", [128, 384])
+def test_an_odd_number_of_tiles_of_the_context(context):
+    args = given(1, context, 1)
+    close(by_tiles(args, 1, context, 1), args)
+
+
 def test_an_empty_context():
     args = given(1, 256, 1)
     args[8][:] = 0

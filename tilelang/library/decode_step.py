@@ -36,10 +36,9 @@ register("decode-target", TypeError, "llama_decode is for bfloat16 on sm_90a", "
 
 HALF, FULL = "bfloat16", "float32"
 ROWS = 64  # of an accumulator
-LEFTS = 2  # slots of left operands
 ATTENDING = 2  # warp groups that attend
 FEW = 8  # rows of a left operand that stands for all of them
-SHARED_BYTES = 225 << 10  # of a block, without barriers
+SHARED_BYTES = 226 << 10  # of a block, without barriers
 COLUMNS = 32  # of a tile of weights
 TOKENS = 32  # of a tile of keys and values
 LOG2E = 1.4426950408889634
@@ -80,13 +79,23 @@ class DecodeForm:
     def __post_init__(self) -> None:
         if not self.slots:
             small = 4 * (2 * self.batch + self.entries + (self.batch * COLUMNS if self.ranks > 1 else 1))
-            room = SHARED_BYTES - LEFTS * self.left_rows * self.chunk * 2 - small
+            room = SHARED_BYTES - self.lefts * self.left_rows * self.chunk * 2 - small
             object.__setattr__(self, "slots", room // (COLUMNS * self.chunk * 2))
 
     @property
     def left_rows(self) -> int:
         """Rows of a left operand in shared memory."""
         return FEW if max(self.batch, self.group) <= FEW else ROWS
+
+    @property
+    def lefts(self) -> int:
+        """Slots of left operands."""
+        return 4 if self.left_rows == FEW else 2
+
+    @property
+    def behind(self) -> int:
+        """How many tiles are multiplied while the next one is waited for."""
+        return int(self.lefts > 2)
 
     @property
     def chunk(self) -> int:
@@ -147,7 +156,7 @@ class DecodeForm:
         """Whether every block has the same work."""
         wide = (self.qkv, 8), (self.hidden, COLUMNS), (2 * self.ffn, 16)
         return (all(n % (own * self.blocks) == 0 for n, own in wide)
-                and self.blocks % (self.batch * self.kv_heads) == 0 and self.context % (2 * TOKENS * self.splits) == 0
+                and self.blocks % (self.batch * self.kv_heads) == 0 and self.context % (TOKENS * self.splits) == 0
                 and all(n % self.chunk == 0 for n in (self.hidden, self.heads * self.dim, self.ffn)) and self.batch <= ROWS)
 
 
@@ -213,10 +222,10 @@ def _put(f, x, left, ix):
     """Hand a chunk to the GEMMs."""
     Left, ready, done = left
     rows, columns = x.shape
-    T.mbarrier_wait_parity(done[ix % LEFTS], (ix // LEFTS + 1) % 2)
-    T.copy(x, Left[ix % LEFTS, 0:rows, 0:columns])
+    T.mbarrier_wait_parity(done[ix % f.lefts], (ix // f.lefts + 1) % 2)
+    T.copy(x, Left[ix % f.lefts, 0:rows, 0:columns])
     T.fence_proxy_async()
-    T.mbarrier_arrive(ready[ix % LEFTS])
+    T.mbarrier_arrive(ready[ix % f.lefts])
 
 
 @T.macro
@@ -241,7 +250,7 @@ def _left_normed(f, source, weight, steps, norm, left, ix, late=None):
     for c in T.serial(steps // u):
         _ = [_weighted(f, source, weight, (layer, which), c * u + k, steps, x) for k, x in enumerate(parts)]
         _ = [_put(f, x, left, ix + c * u + k) for k, x in enumerate(parts[:-1])]
-        if c == (0 if late is None else steps // u - 1):
+        if c == min(1, steps // u - 1):  # then the first chunks wait for nothing
             if late is not None:
                 _await(*late)
             _scale(f, squares, which, scales)
@@ -289,22 +298,41 @@ def _release(bars, k):
 
 @T.macro
 def _issue(f, sum_, left, ring, iw, iy):
+    """Multiply a chunk by a tile.  With few left operands the slot is free then; else that of the tile before, which was
+    multiplied meanwhile."""
     (Left, _ready, _done), (Ring, full, free) = left, ring
     T.mbarrier_wait_parity(full[iw % f.slots], iw // f.slots % 2)
-    T.wgmma_gemm(Left[iy % LEFTS, :, :], Ring[iw % f.slots, 0:sum_.shape[1], :], sum_, transpose_B=True)
-    T.wait_wgmma(0)
-    _release(free, iw % f.slots)
+    T.wgmma_gemm(Left[iy % f.lefts, :, :], Ring[iw % f.slots, 0:sum_.shape[1], :], sum_, transpose_B=True)
+    T.wait_wgmma(f.behind)
+    if f.behind == 0:
+        _release(free, iw % f.slots)
+
+
+@T.macro
+def _issue_next(f, sum_, left, ring, iw, iy):
+    _issue(f, sum_, left, ring, iw, iy)
+    if f.behind > 0:
+        _release(ring[2], (iw - 1) % f.slots)
 
 
 @T.macro
 def _multiply(f, accs, steps, left, ring, iw, iy):
     """accs[t] = the block's rows of the left operand times its t-th tile of weights."""
-    (_Left, ready, done), tiles = left, len(accs)
+    (_Left, ready, done), (_Ring, _full, free), tiles = left, ring, len(accs)
     _ = [T.clear(x) for x in accs]
     for c in T.serial(steps):
-        T.mbarrier_wait_parity(ready[(iy + c) % LEFTS], (iy + c) // LEFTS % 2)
-        _ = [_issue(f, x, left, ring, iw + c * tiles + t, iy + c) for t, x in enumerate(accs)]
-        _release(done, (iy + c) % LEFTS)
+        T.mbarrier_wait_parity(ready[(iy + c) % f.lefts], (iy + c) // f.lefts % 2)
+        _issue(f, accs[0], left, ring, iw + c * tiles, iy + c)
+        if T.And(f.behind > 0, c > 0):
+            _release(free, (iw + c * tiles - 1) % f.slots)
+            _release(done, (iy + c - 1) % f.lefts)
+        _ = [_issue_next(f, x, left, ring, iw + c * tiles + t + 1, iy + c) for t, x in enumerate(accs[1:])]
+        if f.behind == 0:
+            _release(done, (iy + c) % f.lefts)
+    if f.behind > 0:
+        T.wait_wgmma(0)
+        _release(free, (iw + steps * tiles - 1) % f.slots)
+        _release(done, (iy + steps - 1) % f.lefts)
 
 
 @T.macro
@@ -464,14 +492,14 @@ def _attend(f, which, place, context, left, ring, at):
     S, P = T.alloc_fragment((ROWS, TOKENS), FULL), T.alloc_fragment((ROWS, TOKENS), HALF)
     O, most, before = T.alloc_fragment((ROWS, f.dim), FULL), T.alloc_fragment((ROWS,), FULL), T.alloc_fragment((ROWS,), FULL)
     total, part = T.alloc_fragment((ROWS,), FULL), T.alloc_fragment((ROWS,), FULL)
-    T.mbarrier_wait_parity(ready[ix % LEFTS], ix // LEFTS % 2)
+    T.mbarrier_wait_parity(ready[ix % f.lefts], ix // f.lefts % 2)
     T.fill(most, NEVER)
     T.clear(total)
     T.clear(O)
-    for c in T.serial(f.steps // ATTENDING):
+    for c in T.serial((f.steps + 1 - which) // ATTENDING):
         n = it + ATTENDING * c + which
         T.mbarrier_wait_parity(full[n % f.slots], n // f.slots % 2)
-        T.wgmma_gemm(Left[ix % LEFTS, :, 0:f.dim], Ring[n % f.slots, :, 0:f.dim], S, transpose_B=True, clear_accum=True)
+        T.wgmma_gemm(Left[ix % f.lefts, :, 0:f.dim], Ring[n % f.slots, :, 0:f.dim], S, transpose_B=True, clear_accum=True)
         T.wait_wgmma(0)
         T.copy(most, before)
         for i, j in T.Parallel(ROWS, TOKENS):
@@ -617,10 +645,10 @@ def decode_program(f: DecodeForm) -> Any:
                     counts: T.Tensor(*f.kept[8]), calls: T.Tensor(*f.kept[9])):
         with T.Kernel(NB, threads=384) as b:
             Ring = T.alloc_shared((f.slots, COLUMNS, f.chunk), HALF)
-            Left = T.alloc_shared((LEFTS, f.left_rows, f.chunk), HALF)
+            Left = T.alloc_shared((f.lefts, f.left_rows, f.chunk), HALF)
             scales, fractions = T.alloc_shared((2, f.batch), FULL), T.alloc_shared((f.entries,), FULL)
             ring = Ring, T.alloc_barrier([128] * f.slots), T.alloc_barrier([4] * f.slots)
-            left = Left, T.alloc_barrier([128] * LEFTS), T.alloc_barrier([4] * LEFTS)
+            left = Left, T.alloc_barrier([128] * f.lefts), T.alloc_barrier([4] * f.lefts)
             near = T.alloc_barrier(128)  # warp group 2 reads the ring after warp group 1
             rotary, boxes = (cos, sin), (box, T.alloc_shared((f.batch * COLUMNS if f.ranks > 1 else 1,), FULL))
             row, head, split = b // (f.kv_heads * f.splits), b // f.splits % f.kv_heads, b % f.splits
@@ -647,7 +675,7 @@ def decode_program(f: DecodeForm) -> Any:
                     _tell(counts, PROJECTED, 128)
                     _mark(f, times, b, 1)
                     _attend(f, 0, (l, row, head, split), (length, Means, Stats), left, ring, (at + n_q, ix + sq))
-                    _release(left[2], (ix + sq) % LEFTS)
+                    _release(left[2], (ix + sq) % f.lefts)
                     _tell(counts, ATTENDED, 128)
                     _mark(f, times, b, 2)
                     _multiply(f, mixed, so, left, ring, at + n_q + n_c, ix + sq + 1)
@@ -681,7 +709,7 @@ def with_blocks(most: int, **sizes: int) -> DecodeForm:
     if form is None:
         f = DecodeForm(**sizes, blocks=1)
         raise error("decode-shape", f"the work of a step does not divide among any number of blocks up to {most}",
-                    expected=f"tiles of 8 columns of QKV, {COLUMNS} of hidden, 16 of gate and up, and {2 * TOKENS} tokens, "
+                    expected=f"tiles of 8 columns of QKV, {COLUMNS} of hidden, 16 of gate and up, and {TOKENS} tokens, "
                     "equally many for each block", found=f"{f.qkv}, {f.hidden} and {2 * f.ffn} columns, {f.context} tokens of "
                     f"{f.batch} rows with {f.kv_heads} heads")
     return form
