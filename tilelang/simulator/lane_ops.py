@@ -219,14 +219,14 @@ def _lanes_transposed(c: Context, e: Call) -> Closure:
     return run
 
 
-def effects(rows: Mapping[str, Callable[[Any, Call], Action]],
+def effects(rows: Mapping[str, Callable[[Any, Call], Callable[[LaneFrame], Any]]],
             before: Callable[[LaneFrame, str], None] = lambda f, op: None) -> dict[str, Callable[[Any, Call], Closure]]:
     """Handlers of calls that are executed for their effect; their value is what the action returns, or 0.
 
     rows: by intrinsic, what compiles the call to an action, which runs where a lane is active.  before: called first, with the
     name of the call, also where no lane is active.
     """
-    def handler(row: Callable[[Any, Call], Action]) -> Callable[[Any, Call], Closure]:
+    def handler(row: Callable[[Any, Call], Callable[[LaneFrame], Any]]) -> Callable[[Any, Call], Closure]:
         def compile_call(c: Any, e: Call) -> Closure:
             action = row(c, e)
 

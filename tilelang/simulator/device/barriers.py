@@ -123,7 +123,7 @@ BARRIER_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {
 
 # ---- flags and signals -----------------------------------------------------------------------------------------------
 
-def _wait(c: DeviceContext, e: Call) -> Action:
+def _wait(c: DeviceContext, e: Call) -> Callable[[LaneFrame], np.ndarray]:
     """wait_signal, of whole warps or some of their lanes: the value of each lane's flag once it compares so."""
     place: Any = e.args[0]
     b, dt, compare = place.buffer, numpy_dtype(place.buffer.dtype), COMPARE[e.options.compare]

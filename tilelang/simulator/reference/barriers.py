@@ -208,7 +208,7 @@ def barriers_of(block: TileBlock, b: Any, span: Any) -> list[Phases]:
     return made
 
 
-def _wait_signal(c: TileContext, e: Call) -> Action:
+def _wait_signal(c: TileContext, e: Call) -> Callable[[LaneFrame], np.ndarray]:
     """wait_signal: the value of each executing thread's flag once it compares so."""
     place: Any = e.args[0]
     dt, compare, value = numpy_dtype(place.buffer.dtype), COMPARE[e.options.compare], c.expr(e.args[1])
