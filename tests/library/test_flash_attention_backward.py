@@ -10,7 +10,7 @@ import tilelang.language as T
 from tilelang import errors
 from tilelang.library import create_block_mask, flash_attention, flash_attention_backward, flex_attention
 from tilelang.library.attention import backward
-from tilelang.library.attention.problem import Sizes, attention_problem
+from tilelang.library.attention.problem import Sizes, attention_problem, opened
 from tilelang.library.attention.tile_cost import machine_of
 from tilelang.library.autograd import define
 from tilelang.simulator import run_device
@@ -443,14 +443,23 @@ def test_functions_without_a_known_derivative_are_named():
         flex_attention(q, k, v, score_mod=lambda s, b, h, i, j, x: s * x[h], tensors=(slopes,))
 
 
-def form_of(batch, seq, heads, kv_heads, dim, causal):
+def form_of(batch, seq, heads, kv_heads, dim, causal, most=1 << 20):
     given = [np.broadcast_to(np.zeros((), np.float16), (batch, seq, n, dim)) for n in (heads, kv_heads, kv_heads, heads, heads)]
     x = dict(zip(("q", "k", "v", "out", "grad_out"), (np.lib.stride_tricks.as_strided(
         g, g.shape, [2 * s for s in backward.compact(g.shape)]) for g in given)))
     p = attention_problem({**{n: x[n] for n in "qkv"}, **dict.fromkeys(("out", "cu_seqlens_q", "cu_seqlens_k"))}, True,
                           causal=causal, window=None, layout="bshd", scale=None, with_lse=False)
     at = backward.Place(Target(SM90))
+    p = opened(p, at, object(), most=most)
     return backward.backward_form(p, machine_of(at.target), x, at, None, backward.PLAIN)[0]
+
+
+def test_many_queries_have_a_kernel_for_any_lengths_that_stores_gradients_too():
+    assert form_of(1, 32768, 16, 16, 128, True).stored == 0
+    for causal in (False, True):
+        f = form_of(1, 32768, 16, 16, 128, causal, most=backward.OWN_QUERIES)
+        assert (f.stored, f.query.rows) == (1, 128 if causal else 256) and 2 * np.prod(f.dq_workspace[1]) <= backward.STORED
+    assert form_of(1, 40000, 16, 16, 128, False, most=backward.OWN_QUERIES).stored == 0  # no room for one head
 
 
 @pytest.mark.parametrize("sizes, stored, rows", [
@@ -462,6 +471,31 @@ def test_gradients_of_scores_are_stored_for_as_many_heads_as_fit(sizes, stored, 
     f = form_of(*sizes)
     assert (f.stored, f.query.rows) == (stored, rows) and f.held == (sizes[4] == 64) and f.finds == (stored == 0)
     assert not stored or 2 * np.prod(f.dq_workspace[1]) <= backward.STORED
+
+
+@pytest.mark.parametrize("sizes, shares", [
+    ((4, 4096, 16, 1, 128), 2), ((4, 4096, 16, 2, 128), 1), ((1, 2048, 32, 8, 128), 2), ((1, 1024, 32, 8, 128), 1),
+    ((1, 2048, 12, 1, 128), 12), ((1, 4096, 16, 16, 128), 1), ((1, 8192, 64, 1, 128), 4)])
+def test_query_heads_of_a_group_are_shared_where_blocks_of_keys_are_few(sizes, shares):
+    batch, seq, heads, kv_heads, dim = sizes
+    given = {n: np.broadcast_to(np.float16(0), (batch, seq, h, dim)) for n, h in zip("qkv", (heads, kv_heads, kv_heads))}
+    p = attention_problem({**given, **dict.fromkeys(("out", "cu_seqlens_q", "cu_seqlens_k"))}, True, causal=True, window=None,
+                          layout="bshd", scale=None, with_lse=False)
+    machine = machine_of(Target(SM90))
+    assert backward.shares_of(p, machine, 132, None) == shares
+    assert backward.shares_of(p, machine, 132, False) == backward.shares_of(p, machine_of(Target("cpu")), 132, None) == 1
+
+
+def test_gradients_of_shares_are_added_up(monkeypatch, layout="bhsd"):
+    q, k, v, do = (np.ascontiguousarray(x.swapaxes(1, 2)) for x in arrays(20, 40, 4, 2, 64))
+    out, lse = flash_attention(q, k, v, causal=True, return_lse=True, layout=layout, target="tile")
+    want = flash_attention_backward(q, k, v, out, lse, do, causal=True, layout=layout, target="tile")
+    monkeypatch.setattr(backward, "shares_of", lambda p, *_: 2 if p.sizes.kv_heads == 2 else 1)
+    monkeypatch.setattr(backward, "_RUNS", backward.Cache(8))
+    found = flash_attention_backward(q, k, v, out, lse, do, causal=True, layout=layout, target="tile")
+    assert len(backward._RUNS) == 1 and np.array_equal(found[0], want[0])
+    for got, w in zip(found[1:], want[1:]):
+        assert 0 < np.abs(got.astype(float) - w).max() <= 2e-3 * np.abs(w.astype(float)).max()  # sums of two rounded ones
 
 
 @pytest.mark.slow

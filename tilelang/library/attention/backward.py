@@ -15,7 +15,7 @@ import tilelang.language as T
 from tilelang.errors import error
 from tilelang.target.machine import MOST_REGISTERS, consumer_registers
 
-from ..arrays import compact, compact_copy, contiguous, empty, is_numpy, maker, type_name, zeros
+from ..arrays import compact, compact_copy, contiguous, empty, is_numpy, maker, sum_into, type_name, zeros
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place, dynamic_shapes
 from .backward_kernels import dense_backward, packed_backward
@@ -28,7 +28,8 @@ from .tile_cost import GROUP, Machine, machine_of
 
 STORED = 2 << 30  # bytes of the gradients of scores that a call stores at most
 STORED_COLUMNS = 192  # of q and v, from which on two more GEMMs take longer than that
-STORED_QUERIES = 16384  # the most that were measured; verify_sync does not follow the loops of twice as many
+OWN_QUERIES = 16384  # the most of a kernel of one length: verify_sync does not follow the loops of twice as many
+FEW_STEPS = 6400  # queries of all heads of a kv head up to which a block of keys takes less time than copies of the keys
 WIDE = 2048  # keys of a window with which blocks of 256 queries cost less than what they store besides (0.83 ms for 0.75)
 LONG = 2048  # tokens of a mean packed sequence from which on blocks of 256 queries are taken
 STAGED = 160 * 1024  # bytes of stages of a block that reads them
@@ -54,16 +55,16 @@ def flash_attention_backward(q: Any, k: Any, v: Any, out: Any, lse: Any, grad_ou
     up by atomics in float32, in any order. None: True on a GPU with wgmma, where that takes less time, and where
     torch.use_deterministic_algorithms is on.
 
-    Memory beside the results: 8 bytes for each query and head; with atomics 8 + 4 dim. On a GPU with wgmma, for up to 16384
-    queries in 16 bits with 192 columns of q and v together, up to 2 GiB more while the call runs: the gradients of the scores
-    of as many heads as fit there (2 seq_q seq_k bytes each), in a launch for so many. Packed sequences, whose lengths the host
-    does not know, need 2 tokens_q tokens_k bytes and a little more for each head, of 2.25 GiB. Elsewhere they are computed
-    twice. Nothing is read on the host, so that calls can be captured in a CUDA graph. Packed sequences: tokens of no sequence
-    have the gradient 0.
+    Memory beside the results: 8 bytes for each query and head; with atomics 8 + 4 dim. On a GPU with wgmma, in 16 bits with 192
+    columns of q and v together, up to 2 GiB more while the call runs: the gradients of the scores of as many heads as fit there
+    (2 seq_q seq_k bytes for each query head of a kv head: 32768 queries and keys of one), in a launch for so many. Packed
+    sequences, whose lengths the host does not know, need 2 tokens_q tokens_k bytes and a little more for each head, of 2.25
+    GiB, for up to 16384 tokens. Elsewhere they are computed twice. Nothing is read on the host, so that calls can be captured
+    in a CUDA graph. Packed sequences: tokens of no sequence have the gradient 0.
     Error: weights, and the gradients of scores, are rounded to the type of q before the GEMMs, which accumulate in float32; in
     tests it is below 1.5 times that of torch's formulas in the same type. float32 on a GPU: GEMMs in tf32.
-    The first lengths have a kernel of their own, others share one, as in flash_attention, with wgmma one up to 16384 queries
-    and one beyond; their bits can differ.
+    The first lengths, up to 16384 queries, have a kernel of their own, others share one, as in flash_attention, with wgmma one
+    that stores these gradients and one that does not; their bits can differ.
     Raises attention-argument, attention-shape, attention-option.
 
     >>> import numpy as np
@@ -103,7 +104,7 @@ def _prepare(tensors: dict[str, Any], target: Any, deterministic: bool | None, *
     at = running_on(q, target)
     given = {**{n: tensors.get(n) for n in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "sinks")}, "out": None}
     p = opened(attention_problem(given, at.target.is_gpu, with_lse=tensors["grad_lse"] is not None, dynamic=dynamic_shapes(),
-                                 **options), at, "backward", deterministic)
+                                 **options), at, "backward", deterministic, most=OWN_QUERIES)
     return prepared(p, tensors, at, deterministic, PLAIN if p.packed or not p.drop else DROPPING)
 
 
@@ -112,6 +113,9 @@ def prepared(p: AttentionProblem, tensors: dict[str, Any], at: Place, determinis
     """The answer to calls with a checked problem: run(arrays, scale, gradients, lists and tensors of functions or None)."""
     check_results(p, tensors)
     q = tensors["q"]
+    shares = shares_of(p, machine_of(at.target, at.sms, p.dtype), at.target.limits.sm_count, deterministic)
+    if shares > 1:
+        return _shared(p, tensors, at, deterministic, functions, shares)
     form, copied = backward_form(p, machine_of(at.target, at.sms, p.dtype), tensors, at, deterministic, functions)
     compiled = form if form is None or not (p.packed or p.dynamic) else any_lengths(form, p)
     make = [maker(q, s, p.dtype) for s in p.shapes[:3]] + [maker(q, (p.sizes.heads,), p.accum)] * p.sinks
@@ -139,6 +143,38 @@ def prepared(p: AttentionProblem, tensors: dict[str, Any], at: Place, determinis
             kernel(*read, *of_rows, scale, first, *(extra or none), *made, *gradients[:3])
         if sinks is not None:
             gradients[3][...] = _of_sinks(sinks, *made[-3:-1])
+
+    return Prepared(run, lambda: tuple(m() for m in make), scale=p.default_scale)
+
+
+def shares_of(p: AttentionProblem, machine: Machine, sms: int, deterministic: bool | None) -> int:
+    """In how many shares the query heads of a kv head are taken, so that there are blocks of keys for all SMs, and long ones
+    and short ones make up for each other."""
+    z = p.sizes
+    if machine.kind != "wgmma" or p.packed or p.empty or deterministic is False or z.heads * z.seq_q < FEW_STEPS * z.kv_heads:
+        return 1
+    group, blocks = z.heads // z.kv_heads, ceil(z.seq_k / 128) * z.batch * z.kv_heads
+    return min((n for n in range(1, group + 1) if group % n == 0 and n * blocks >= ROUGHLY_TWO * sms), default=group)
+
+
+def _shared(p: AttentionProblem, tensors: dict[str, Any], at: Place, deterministic: bool | None, functions: ScoreFunctions,
+            shares: int) -> Prepared:
+    """`prepared` with copies of each kv head for shares of its query heads, whose gradients are added up."""
+    axis, z = 2 if p.layout == "bshd" else 1, p.sizes
+    shapes = [(*s[:axis], s[axis] * shares, *s[axis + 1:]) for s in p.shapes[1:3]]
+    wide = replace(p, sizes=z._replace(kv_heads=z.kv_heads * shares), shapes=(p.shapes[0], *shapes, p.shapes[3]),
+                   strides=(p.strides[0], *map(compact, shapes), p.strides[3]), copied=(p.copied[0], False, False))
+    q = tensors["q"]
+    inner = prepared(wide, tensors, at, deterministic, functions)
+    make = [maker(q, s, p.dtype) for s in p.shapes[:3]] + [maker(q, (z.heads,), p.accum)] * p.sinks
+    wider = [maker(q, s, p.dtype) for s in shapes]
+
+    def run(arrays: tuple[Any, ...], scale: float, gradients: tuple[Any, ...], extra: Any = None) -> None:
+        kv = [np.repeat(x, shares, axis) if is_numpy(x) else x.repeat_interleave(shares, axis) for x in arrays[1:3]]
+        found = [m() for m in wider]
+        inner.run((arrays[0], *kv, *arrays[3:]), scale, (gradients[0], *found, *gradients[3:]), extra)
+        for x, to in zip(found, gradients[1:3]):
+            sum_into(to, x.reshape(*x.shape[:axis], z.kv_heads, shares, *x.shape[axis + 1:]), axis + 1)
 
     return Prepared(run, lambda: tuple(m() for m in make), scale=p.default_scale)
 
@@ -249,13 +285,14 @@ def stored_form(f: BackwardForm, sms: int, opened: bool = False) -> BackwardForm
     one_wave = (not opened and f.plain.mask != Mask() and -n < pairs
                 and -n * blocks < ROUGHLY_TWO * sms)  # as long as its longest block
     hidden = f.packed and f.plain.mask != Mask()  # measured to take longer, 2,459 for 1,768 us of 16 causal sequences
-    taken = z.dim + z.dim_v >= STORED_COLUMNS and z.seq_q <= STORED_QUERIES and not one_wave and not hidden
-    if not taken or not fits or waves > 1.2 * pairs * blocks / sms + 1:
+    many = z.seq_q > OWN_QUERIES and (f.packed or not opened)
+    if z.dim + z.dim_v < STORED_COLUMNS or many or one_wave or hidden or not fits or waves > 1.2 * pairs * blocks / sms + 1:
         return f
     mask = f.plain.mask
     narrow = mask.left is not None and mask.right is not None and mask.left + mask.right < WIDE  # stored for whole blocks
     tall = (z.dim <= 192 and f.functions.block is None and not narrow
-            and (opened or -n * f.plain.group * z.seq_q >= 256 * ROUGHLY_TWO * sms)
+            and (opened and (z.seq_q <= OWN_QUERIES or mask == Mask())
+                 or -n * f.plain.group * z.seq_q >= 256 * ROUGHLY_TWO * sms)
             and (not f.packed or z.seq_q >= LONG * z.batch))
     rows = 256 if tall else 128
     return replace(f, query=Tile(rows, 64, min(4, STAGED // (128 * (rows + z.dim))), 256), stored=-n)

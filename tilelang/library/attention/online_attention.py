@@ -9,7 +9,7 @@ from ..arrays import compact, compact_copy, empty, is_numpy, maker, type_name, z
 from ..autograd import Function, Results, Step
 from ..caches import Cache, Prepared, enter, known
 from ..place import target_text
-from .backward import any_lengths, backward_tiles, fitted, symbolic_backward
+from .backward import OWN_QUERIES, any_lengths, backward_tiles, fitted, symbolic_backward
 from .flex_attention import MOST_TENSORS, BlockMask, check_state, flex_problem, flex_tile, functions_of, state_of
 from .form import AttentionForm, BackwardForm, ScoreFunctions
 from .inputs import check_gradient, strides_of
@@ -118,7 +118,7 @@ def _backward(q: Any, k: Any, v: Any, out: Any, states: Any, *rest: Any) -> None
         plain = AttentionForm(p.sizes, strides, p.layout, p.dtype, Mask(), keys, False, p.scale)
         both = BackwardForm(plain, steps[1] or compact(p.shapes[3]), queries, functions, rule=Rule(
             trace, p.dtype, functions.score is not None), number=description)
-        p = opened(p, at, "online backward", description, *functions.family)
+        p = opened(p, at, "online backward", description, *functions.family, most=OWN_QUERIES)
         both = fitted(both, machine, at, p.opened)
         form = OnlineForm(any_lengths(both, p) if p.opened else both, description, trace)
         kernel = None if p.empty else at.kernel(_program, online_backward, form)

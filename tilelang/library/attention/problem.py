@@ -127,10 +127,11 @@ class AttentionProblem:
                        strides=(steps_q, *self.strides[1:3], steps_o))
 
 
-def opened(p: AttentionProblem, at: Place, *kind: Any) -> AttentionProblem:
-    """The problem, for a kernel of any lengths where another problem of its family has come before. kind: what else calls have
-    in common that one kernel may answer."""
-    if p.dynamic or p.empty or at.comes_first((kind, p.family), tuple(p.sizes[:3])):
+def opened(p: AttentionProblem, at: Place, *kind: Any, most: int | None = None) -> AttentionProblem:
+    """The problem, for a kernel of any lengths where another problem of its family has come before, or it has more than `most`
+    queries. kind: what else calls have in common that one kernel may answer."""
+    many = most is not None and p.sizes.seq_q > most and not p.packed
+    if p.dynamic or p.empty or not many and at.comes_first((kind, p.family), tuple(p.sizes[:3])):
         return p
     mask = p.mask if p.asked is None or p.folded is not p else p.asked
     return replace(p, mask=mask, dynamic=True, opened=True)
