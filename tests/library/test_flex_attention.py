@@ -6,6 +6,7 @@ import pytest
 import tilelang.language as T
 from tilelang import errors
 from tilelang.library import create_block_mask, flash_attention, flex_attention
+from tilelang.library.attention.flex_attention import growing
 
 TARGETS = {"tile": "tile", "cpu": None, "sm_90a": {"kind": "cuda", "arch": "sm_90a"},
            "sm_80": {"kind": "cuda", "arch": "sm_80"}}
@@ -92,6 +93,29 @@ def test_a_function_of_scores_under_a_mask_of_wide_blocks():
     got = flex_attention(q, k, v, score_mod=change, block_mask=create_block_mask(mask, 300, 300), return_lse=True,
                          target=TARGETS["sm_90a"])
     close(got, reference(q, k, v, exact, mask), v)
+
+
+@pytest.mark.parametrize("on", ["tile", "sm_90a"])
+@pytest.mark.parametrize("name", ["window", "nothing", None])
+def test_hidden_keys_have_no_weight_where_a_function_bounds_scores(name, on):
+    """The maximum is that of the scores before the function, which makes a finite number of -inf."""
+    mask = name and MASKS[name][0]
+    q, k, v = arrays(200, 200)
+    blocks = mask and create_block_mask(mask, 200, 200, block=(64, 64))
+    got = flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: 2.0 * T.tanh(s / 2.0), block_mask=blocks, return_lse=True,
+                         target=TARGETS[on])
+    close(got, reference(q, k, v, lambda s, *_: 2.0 * np.tanh(s / 2.0), mask), v)
+
+
+@pytest.mark.parametrize("score, grows", [
+    (lambda s, b, h, i, j: 30.0 * T.tanh(s / 30.0), True), (lambda s, b, h, i, j: s * 2.0 - 1.0, True),
+    (lambda s, b, h, i, j: T.max(s, 0.0) + T.exp(s), True), (lambda s, b, h, i, j: -3.0 * T.sigmoid(s * -1.0), True),
+    (lambda s, b, h, i, j: T.min(s, -1.0 * s), False), (lambda s, b, h, i, j: -1.0 * s, False),
+    (lambda s, b, h, i, j: s * s, False), (lambda s, b, h, i, j: 1.0 / s, False),
+    (lambda s, b, h, i, j: s + T.cast(j, "float32"), False), (lambda s, b, h, i, j: T.sin(s), False),
+    (lambda s, b, h, i, j: T.if_then_else(i >= j, s, 0.0), False), (lambda s, b, h, i, j: 1.0, False)])
+def test_which_functions_of_scores_grow_with_them(score, grows):
+    assert (growing(score, 1.0) is not None) == grows
 
 
 def test_score_and_mask_read_their_own_tensors():

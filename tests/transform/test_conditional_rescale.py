@@ -1,14 +1,17 @@
 """Accumulators scaled only where a maximum moved: which programs, that they mean the same, and NaN and rows without keys."""
 
 import sys
+from dataclasses import replace as replace_fields
 
 import numpy as np
 import pytest
 
+import tilelang.language as T
 import tilelang.transform.registers.early_rescale as early
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Binary, Call, For, Load, Select, Store, binary, replace, rewrite, walk
-from tilelang.library.attention.form import AttentionForm, Tile
+from tilelang.library.attention.flex_attention import FlexForm, flex_program
+from tilelang.library.attention.form import AttentionForm, ScoreFunctions, Tile
 from tilelang.library.attention.kernels import LAG, dense_attention
 from tilelang.library.attention.problem import Mask, Sizes
 from tilelang.simulator import run_device
@@ -32,10 +35,14 @@ def test_a_vote_cost_more_than_32_multiplications(monkeypatch):
     assert votes(kernel) == 0
 
 
-def program(causal=False):
+def program_form(causal):
     strides = ((SEQ * DIM, SEQ * DIM, DIM, 1),) * 4
-    return dense_attention(AttentionForm(Sizes(1, SEQ, SEQ, 1, 1, DIM, DIM), strides, "bhsd", "float16",
-                                         Mask(None, 0 if causal else None), Tile(128, 64, 2, 256), True))
+    return AttentionForm(Sizes(1, SEQ, SEQ, 1, 1, DIM, DIM), strides, "bhsd", "float16", Mask(None, 0 if causal else None),
+                         Tile(128, 64, 2, 256), True, DIM**-0.5)
+
+
+def program(causal=False):
+    return dense_attention(replace_fields(program_form(causal), scale=None))
 
 
 def lowered(causal=False):
@@ -167,3 +174,23 @@ def test_a_total_that_the_exponentials_read_is_not_scaled_among_them(monkeypatch
 
 def test_the_lag_is_far_below_what_weights_hold():
     assert 2.0**LAG * 64 < 65504
+
+
+def test_a_vote_where_exponentials_lie_in_branches(monkeypatch):
+    """A softcap's do: one branch has polynomials for tanh."""
+    form = program_form(False)
+    cap = flex_program(FlexForm(form, ScoreFunctions(lambda s, b, h, i, j: 30.0 * T.tanh(s / 30.0))))
+    q, k, v = tensors((0, 9, -4, 20, 3))
+    given = {"Q": q, "K": k, "V": v, "Blocks": np.zeros((1, 1, 1, 1), np.int32), "X0": np.zeros(1, np.float32),
+             "X1": np.zeros(1, np.float32), "O": np.zeros_like(q), "LSE": np.zeros((1, 1, SEQ), np.float32)}
+    found, counts = [], []
+    for conditional in (early._conditional, lambda body: None):
+        monkeypatch.setattr(early, "_conditional", conditional)
+        lowered = pipeline.lower(cap.func, SM90A)
+        counts.append(votes(lowered.kernels[0]))
+        found.append(run_device(lowered, given).outputs)
+    s = 30 * np.tanh(q[0, 0].astype(float) @ k[0, 0].astype(float).T * DIM**-0.5 / 30)
+    weights = np.exp(s - s.max(1, keepdims=True))
+    want = weights @ v[0, 0].astype(float) / weights.sum(1, keepdims=True)
+    assert counts[0] == counts[1] + 1 and np.array_equal(found[0]["O"], found[1]["O"])
+    assert np.abs(found[0]["O"][0, 0] - want).max() < 4e-3 and "tl::map_S" in print_kernel(lowered.kernels[0])

@@ -10,7 +10,7 @@ assign_accumulator_registers marks these loops; codegen prints them.  Each has o
 Loops over values that are computed from accumulators (`value_form`):
 
     for r: S[r] = exp2(S[r] * c - top[…] * c)       map      an instruction for each operation on the element
-    for r: x[…] = max(x[…], S[r])                   sum      one instruction each, in the loop's order
+    for r: x[…] = max(x[…], S[r])                   sum      one instruction each, in the loop's order; of |S[r]| too
     for i: x[i] = 0; for r: x[i] = x[i] + S[…]      sums     the same for each iteration; the rest is printed unchanged
 
 and, in branches and outside of the innermost loops, which are executed rarely (`store_form`):
@@ -287,9 +287,11 @@ def sum_form(s: Stmt, at: dict[Var, int] | None = None) -> Form | None:
     if not loops or not isinstance(body, Store) or len(body.indices) != 1:
         return None
     v, to = body.value, body.buffer
-    if not isinstance(v, Binary) or v.op not in SUMMED or not isinstance(v.a, Load) or not isinstance(v.b, Load):
+    if not isinstance(v, Binary) or v.op not in SUMMED:
         return None
-    mine, other = v.a, v.b
+    mine, other = v.a, v.b.args[0] if is_absolute(v.b) else v.b  # type: ignore[attr-defined]
+    if not isinstance(mine, Load) or not isinstance(other, Load):
+        return None
     if mine.buffer is not to or not bool(mine.indices == body.indices) or other.buffer.data is to.data or v.dtype != "float32":
         return None
     if any(x.scope_name != LOCAL or not x.is_static or x.dtype != "float32" for x in (to, other.buffer)):
@@ -298,6 +300,11 @@ def sum_form(s: Stmt, at: dict[Var, int] | None = None) -> Form | None:
     if to_places is None or places is None or len(places) < 2:
         return None
     return Form("sum", other.buffer, tuple(zip(to_places, places)), v)
+
+
+def is_absolute(e: Expr) -> bool:
+    """Whether a term is an absolute value."""
+    return isinstance(e, Call) and e.op == "fabs"
 
 
 def sum_order(form: Form, s: Stmt) -> str:
@@ -314,7 +321,7 @@ def sum_order(form: Form, s: Stmt) -> str:
     """
     v: Any = form.value
     results = len({i for i, _ in form.points})
-    if not s.plan.any_order:  # type: ignore[attr-defined]
+    if not s.plan.any_order or is_absolute(v.b):  # type: ignore[attr-defined]
         return ""
     if v.op == "max" and results == 1 and len(form.points) >= MIN_INTEGER:
         return "integer"

@@ -23,6 +23,7 @@ from tilelang.target.register_forms import (
     constant,
     form_of,
     inlined,
+    is_absolute,
     own_element,
     packed_source,
     sum_form,
@@ -228,6 +229,9 @@ class RegisterLoops:
         op = SUMMED[v.op] + self.ftz
         at = {i: n for n, i in enumerate(dict.fromkeys(i for i, _ in form.points))}
         lines = [f"{op} %{at[i]}, %{at[i]}, tl_{array}_{k};" for i, k in form.points]
+        if is_absolute(v.b):
+            terms = [(f"abs{self.ftz} t, tl_{array}_{k};", f"{op} %{at[i]}, %{at[i]}, t;") for i, k in form.points]
+            lines = ["{", ".reg .f32 t;", *itertools.chain(*terms), "}"]
         if order == "two_chains":
             lines = _in_halves(op, [(at[i], f"tl_{array}_{k}") for i, k in form.points])
         params = ", ".join(f"float& x{n}" for n in at.values())

@@ -12,13 +12,14 @@ import numpy as np
 
 import tilelang.language as T
 from tilelang.errors import error
+from tilelang.ir import Binary, Call, Cast, Const, Expr, Var, const, dtype, substitute
 from tilelang.jit.captured import Captured, Token
 
 from ..arrays import compact_copy, empty, is_numpy, maker, type_name, zeros
 from ..autograd import Function, Results, Step, direct
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place, target_text
-from .backward import prepared
+from .backward import OWN_QUERIES, prepared
 from .build import any_sizes, symbolic, symbolic_functions
 from .form import LOG2E, AttentionForm, ScoreFunctions, Tile
 from .inputs import check_gradient, check_scale, check_tensors, device_of, running_on, with_whole_heads
@@ -59,7 +60,24 @@ def flex_kernel(form: FlexForm) -> Any:
     rows, keys = f.tile.rows, f.tile.keys
     across, along = g.block or (rows, keys)
     steps = along // keys
-    c = LOG2E if g.score else f.exponent_scale(f.scale)  # changed scores carry the scale
+    grows = None if g.uses[0] else growing(g.score, f.scale)
+    c = 1.0 if grows else LOG2E if g.score else f.exponent_scale(f.scale)  # changed scores carry the scale
+
+    @T.macro
+    def hide(S, row, key, partly, at, value):
+        """Elements that a query does not see become a value."""
+        b, h, masking = at
+        if g.block is None:
+            if isinstance(seq_k, int):
+                if seq_k % keys:
+                    hide_keys(S, lambda i, j: key + j < seq_k, value)
+            else:
+                if key + keys > seq_k:
+                    hide_keys(S, lambda i, j: key + j < seq_k, value)
+        else:
+            if partly:
+                hide_keys(S, lambda i, j: T.And(key + j < seq_k, g.mask(b, h, row + i, key + j, *masking)), value)
+
     @T.prim_func
     def flex_attention(Q: f.q, K: f.k, V: f.v, Blocks: T.Tensor(g.rows, "int32"), X0: T.Tensor(*g.tensors[0]),
                        X1: T.Tensor(*g.tensors[1]), O: f.o, LSE: f.lse):
@@ -77,22 +95,13 @@ def flex_kernel(form: FlexForm) -> Any:
                 key = k * keys if g.block is None else Blocks[(*at, k // steps + 2)] * along + k % steps * keys
                 T.copy(f.rows(K, b, h // f.group, key, keys), Ks)
                 T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
-                if g.score is not None:
+                if g.score is not None and grows is None:
                     for i, j in T.Parallel(rows, keys):
                         S[i, j] = g.score(S[i, j] * f.scale, b, h, row + i, key + j, *changing)
-                if g.block is None:
-                    if isinstance(seq_k, int):
-                        hide_keys(S, lambda i, j, key=key: key + j < seq_k)
-                    else:
-                        if key + keys > seq_k:
-                            hide_keys(S, lambda i, j, key=key: key + j < seq_k)
-                else:
-                    if k >= whole * steps:
-                        for i, j in T.Parallel(rows, keys):
-                            sees = T.And(key + j < seq_k, g.mask(b, h, row + i, key + j, *masking))
-                            S[i, j] = T.if_then_else(sees, S[i, j], -T.infinity("float32"))
+                hide(S, row, key, k >= whole * steps, (b, h, masking), -math.inf)
                 T.copy(f.rows(V, b, h // f.group, key, keys), Vs)
-                absorb(S, P, acc, state, c)
+                absorb(S, P, acc, state, c, None, None if grows is None else (
+                    grows, lambda W, key=key, k=k: hide(W, row, key, k >= whole * steps, (b, h, masking), 0.0)))
                 T.gemm(P, Vs, acc)
             finish(acc, top, total, factor, c)
             T.copy(acc, f.rows(O, b, h, row, rows))
@@ -100,6 +109,54 @@ def flex_kernel(form: FlexForm) -> Any:
                 T.copy(total, LSE[b, h, row:row + rows])
 
     return flex_attention
+
+
+_RISING = {"tanh", "exp", "exp2", "sigmoid", "atan", "erf", "sinh", "asinh", "sqrt", "log", "log2", "log1p"}
+
+
+def growing(score: ScoreMod | None, scale: Any) -> Callable[[Any], Any] | None:
+    """The changed score, times log2(e), of an element of Q K^T, where it depends on the score alone and does not fall where the
+    score grows; None for other functions."""
+    if score is None:
+        return None
+    x = Var("score", dtype("float32"))
+    changed = score(x, *(Var(n, dtype("int32")) for n in "bhqk"))
+    if not isinstance(changed, Expr) or _direction(changed, x) != 1:
+        return None
+    times = scaled_by(T.cast(changed, "float32"), LOG2E)
+    return lambda value: substitute(times, {x: value * scale})
+
+
+def scaled_by(e: Any, c: float) -> Any:
+    """e times c: a constant factor of e takes it."""
+    if isinstance(e, Binary) and e.op == "mul":
+        for a, b in ((e.a, e.b), (e.b, e.a)):
+            if isinstance(a, Const):
+                return b * const(float(a.value) * c, e.dtype)
+    return e * const(c, e.dtype)
+
+
+def _direction(e: Any, x: Any) -> int | None:
+    """1 where e grows with x or stays, -1 where it falls, 0 for a constant, None where neither is known."""
+    if isinstance(e, Const):
+        return 0
+    if e is x:
+        return 1
+    if isinstance(e, Cast) and e.dtype.is_float:
+        return _direction(e.value, x)
+    if isinstance(e, Call) and e.op in _RISING:
+        return _direction(e.args[0], x)
+    if not isinstance(e, Binary):
+        return None
+    a, b = _direction(e.a, x), _direction(e.b, x)
+    if a is None or b is None:
+        return None
+    if e.op in ("mul", "div") and b == 0:
+        return a * (1 if e.b.value > 0 else -1)
+    if e.op == "mul" and a == 0:
+        return b * (1 if e.a.value > 0 else -1)
+    b = -b if e.op == "sub" else b
+    return (a or b) if e.op in ("add", "sub", "min", "max") and a * b >= 0 else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -367,7 +424,7 @@ def _backward(q: Any, k: Any, v: Any, out: Any, lse: Any, *rest: Any) -> None:
         at, p = flex_problem((q, k, v), read, mask, target, scale=scale, layout=layout, with_lse=grad_lse is not None)
         tensors = dict(zip(("q", "k", "v", "out", "lse", "grad_out", "grad_lse"), arrays))
         functions = functions_of(score_mod, mask, None if rows is None else (rows, columns), read, uses)
-        p = opened(p, at, "flex backward", *functions.family)
+        p = opened(p, at, "flex backward", *functions.family, most=OWN_QUERIES)
         answer = enter(_GRADIENTS, (*arrays, *read, rows, columns), key, prepared(p, tensors, at, None, functions))
     none = [empty(q, (1, 1, 1, 1), "int32")] * 2 if rows is None else [rows, columns]
     answer.run(arrays, answer.scale if scale is None else scale, tuple(results),

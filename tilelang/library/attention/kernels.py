@@ -108,23 +108,35 @@ def reset(acc, top, total, c):
 
 
 @T.macro
-def absorb(S, P, acc, rows, c, kept=None):
+def absorb(S, P, acc, rows, c, kept=None, grows=None):
     """Add a tile of scores S: the weights go to P (16 bits) and `total`, and the rescaling factor of each row is applied to
     `acc`.
 
     rows: (top, before, factor, total, part), float32 fragments with one element per row. kept: the decisions of dropout: which
-    weights go to P too, not to `total` alone; None: all do.
+    weights go to P too, not to `total` alone; None: all do. grows: (function that scores go through, which grows with them;
+    function that clears the weights of hidden keys): the largest changed score is that of the largest score. None: none.
     """
     top, before, factor, total, part = rows
     height, keys = S.shape
     T.copy(top, before)
-    T.reduce_max(S, top, dim=1)
+    if grows is None:
+        T.reduce_max(S, top, dim=1)
+    else:
+        largest = T.alloc_fragment((height,), S.dtype)
+        T.reduce_max(S, largest, dim=1, clear=True)
+        for i in T.Parallel(height):
+            top[i] = grows[0](largest[i])
     for i in T.Parallel(height):
         top[i] = T.if_then_else((top[i] - before[i]) * c > LAG, top[i], before[i])
     for i in T.Parallel(height):
         factor[i] = T.exp2((before[i] - top[i]) * c)
-    for i, j in T.Parallel(height, keys):
-        S[i, j] = T.exp2(S[i, j] * c - top[i] * c)
+    if grows is None:
+        for i, j in T.Parallel(height, keys):
+            S[i, j] = T.exp2(S[i, j] * c - top[i] * c)
+    else:
+        for i, j in T.Parallel(height, keys):
+            S[i, j] = T.exp2(grows[0](S[i, j]) - top[i])
+        grows[1](S)
     T.reduce_sum(S, part, dim=1)
     for i in T.Parallel(height):
         total[i] = total[i] * factor[i] + part[i]
@@ -191,10 +203,10 @@ def working_set(f):
 
 
 @T.macro
-def hide_keys(S, visible):
-    """Scores of keys that a row does not see become -inf."""
+def hide_keys(S, visible, value=-math.inf):
+    """Scores of keys that a row does not see become a value."""
     for i, j in T.Parallel(*S.shape):
-        S[i, j] = T.if_then_else(visible(i, j), S[i, j], -T.infinity(S.dtype))
+        S[i, j] = T.if_then_else(visible(i, j), S[i, j], const(value, S.dtype))
 
 
 @T.macro

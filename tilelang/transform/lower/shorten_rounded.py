@@ -196,6 +196,15 @@ def _divides_by(s: Stmt, by: set[Any]) -> bool:
     return False
 
 
+def _clears(s: Stmt, data: Any) -> bool:
+    """Whether a loop only replaces elements of a fragment by a constant, under a condition that does not read it."""
+    match s:
+        case Parallel(body=Store(value=Select(a=Load() as y, b=Const())) as x):
+            return x.buffer.data is data is y.buffer.data and y.indices == x.indices and not any(
+                z.buffer.data is data for z in walk(x.value.cond, Load))  # type: ignore[attr-defined]
+    return False
+
+
 def _rounded_to(x: Store, s: Parallel, after: Paths, rows: Rows) -> dtype | None:
     """The narrow type to which all that follows a loop rounds the elements that it stores; float32 where they are summed over
     as well; None where something reads more.  rows: may be divided by their sums, which are 1 at least."""
@@ -231,7 +240,7 @@ def _follow(path: tuple[Stmt, ...], data: Any, types: set[str], rows: Rows, by: 
     """Adds the types of _reads.  Whether the elements may be read behind the statements as well; None for other reads.
     by: fragments that hold the sum of the elements along that dimension, until a statement writes to them."""
     for s in path:
-        if _divides_by(s, by) and s.body.buffer.data is data:  # type: ignore[attr-defined]
+        if _divides_by(s, by) and s.body.buffer.data is data or _clears(s, data):  # type: ignore[attr-defined]
             continue
         if not isinstance(s, Seq):
             by -= {e.storage for e in effects(s) if e.writes}

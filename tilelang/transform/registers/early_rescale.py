@@ -35,7 +35,8 @@ LEAST_SKIPPED = 64  # multiplications of a thread for which a vote of its warp p
 def rescale_early(launch: Launch) -> Launch:
     """The launch with all loops of this shape in the new order.  Its values are in named registers (attr `own_values`)."""
     def visit(x: Stmt) -> Stmt | None:
-        found = _reordered(list(stmts_of(x.body))) if isinstance(x, For) else None
+        body = list(stmts_of(x.body)) if isinstance(x, For) else []
+        found = _reordered(body) or _conditional(body)
         return None if found is None else replace(x, body=seq(*found))
 
     return rewrite_stmts(launch, visit)  # type: ignore[no-any-return]
@@ -69,6 +70,21 @@ def _reordered(body: list[Stmt]) -> list[Stmt] | None:
         after, moved = copy(body[held]), [*moved[:-1], *lazy.branch]
         between = [lazy.rest.get(i, body[i]) for i in range(mapped + 1, waits)]
     return [*body[:held], *body[held + 1:mapped], first, body[held], *moved, second, after, third, *between, *body[scaled + 1:]]
+
+
+def _conditional(body: list[Stmt]) -> list[Stmt] | None:
+    """The statements of a loop whose exponentials lie in branches, with the rescaling under a condition where it stood."""
+    scaled = next((i for i, s in enumerate(body) if _kind(s) == "scale"), len(body))
+    waits = next((i for i in range(scaled - 1, -1, -1) if _calls(body[i], "wgmma_wait")), scaled)
+    factor = _factor(body[scaled]) if waits < scaled < len(body) and all(map(_releases, body[waits + 1:scaled])) else None
+    made = next((i for i, s in enumerate(body) if factor is not None and _writes(s, factor)), None)
+    if factor is None or made is None or form_of(body[scaled]).buffer.size < LEAST_SKIPPED:  # type: ignore[union-attr]
+        return None
+    lazy = rescale_lazily(body, scaled, made, factor)
+    if lazy is None or max(lazy.rest, default=0) > waits:
+        return None
+    before = [s for i, s in enumerate(body[:waits]) if i not in lazy.rest]
+    return [*before, *body[waits:scaled], *lazy.branch, *lazy.rest.values(), *body[scaled + 1:]]
 
 
 def _kind(s: Stmt) -> str:
