@@ -473,24 +473,24 @@ def test_gradients_of_scores_are_stored_for_as_many_heads_as_fit(sizes, stored, 
     assert not stored or 2 * np.prod(f.dq_workspace[1]) <= backward.STORED
 
 
-@pytest.mark.parametrize("sizes, shares", [
+@pytest.mark.parametrize("sizes, subgroups", [
     ((4, 4096, 16, 1, 128), 2), ((4, 4096, 16, 2, 128), 1), ((1, 2048, 32, 8, 128), 2), ((1, 1024, 32, 8, 128), 1),
     ((1, 2048, 12, 1, 128), 12), ((1, 4096, 16, 16, 128), 1), ((1, 8192, 64, 1, 128), 4)])
-def test_query_heads_of_a_group_are_shared_where_blocks_of_keys_are_few(sizes, shares):
+def test_query_heads_are_taken_in_subgroups_where_blocks_of_keys_are_few(sizes, subgroups):
     batch, seq, heads, kv_heads, dim = sizes
     given = {n: np.broadcast_to(np.float16(0), (batch, seq, h, dim)) for n, h in zip("qkv", (heads, kv_heads, kv_heads))}
     p = attention_problem({**given, **dict.fromkeys(("out", "cu_seqlens_q", "cu_seqlens_k"))}, True, causal=True, window=None,
                           layout="bshd", scale=None, with_lse=False)
     machine = machine_of(Target(SM90))
-    assert backward.shares_of(p, machine, 132, None) == shares
-    assert backward.shares_of(p, machine, 132, False) == backward.shares_of(p, machine_of(Target("cpu")), 132, None) == 1
+    assert backward.subgroups_of(p, machine, 132, None) == subgroups
+    assert backward.subgroups_of(p, machine, 132, False) == backward.subgroups_of(p, machine_of(Target("cpu")), 132, None) == 1
 
 
-def test_gradients_of_shares_are_added_up(monkeypatch, layout="bhsd"):
+def test_gradients_of_subgroups_are_added_up(monkeypatch, layout="bhsd"):
     q, k, v, do = (np.ascontiguousarray(x.swapaxes(1, 2)) for x in arrays(20, 40, 4, 2, 64))
     out, lse = flash_attention(q, k, v, causal=True, return_lse=True, layout=layout, target="tile")
     want = flash_attention_backward(q, k, v, out, lse, do, causal=True, layout=layout, target="tile")
-    monkeypatch.setattr(backward, "shares_of", lambda p, *_: 2 if p.sizes.kv_heads == 2 else 1)
+    monkeypatch.setattr(backward, "subgroups_of", lambda p, *_: 2 if p.sizes.kv_heads == 2 else 1)
     monkeypatch.setattr(backward, "_RUNS", backward.Cache(8))
     found = flash_attention_backward(q, k, v, out, lse, do, causal=True, layout=layout, target="tile")
     assert len(backward._RUNS) == 1 and np.array_equal(found[0], want[0])
@@ -549,7 +549,8 @@ def test_calls_for_some_heads_each_leave_the_bits_of_one_call(monkeypatch):
     q, k, v, do = (torch.randn(2, 700, h, 128, device="cuda", dtype=torch.float16) for h in (4, 2, 2, 4))
     out, lse = flash_attention(q, k, v, causal=True, return_lse=True)
     want = flash_attention_backward(q, k, v, out, lse, do, causal=True)
-    monkeypatch.setattr(backward, "stored_form", lambda f, sms, found=backward.stored_form: replace(found(f, sms), stored=1))
+    found = backward.stored_form
+    monkeypatch.setattr(backward, "stored_form", lambda f, sms, opened=False: replace(found(f, sms, opened), stored=1))
     backward._RUNS.clear()
     got = flash_attention_backward(q, k, v, out, lse, do, causal=True)
     backward._RUNS.clear()

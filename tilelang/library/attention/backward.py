@@ -113,9 +113,9 @@ def prepared(p: AttentionProblem, tensors: dict[str, Any], at: Place, determinis
     """The answer to calls with a checked problem: run(arrays, scale, gradients, lists and tensors of functions or None)."""
     check_results(p, tensors)
     q = tensors["q"]
-    shares = shares_of(p, machine_of(at.target, at.sms, p.dtype), at.target.limits.sm_count, deterministic)
-    if shares > 1:
-        return _shared(p, tensors, at, deterministic, functions, shares)
+    subgroups = subgroups_of(p, machine_of(at.target, at.sms, p.dtype), at.target.limits.sm_count, deterministic)
+    if subgroups > 1:
+        return _in_subgroups(p, tensors, at, deterministic, functions, subgroups)
     form, copied = backward_form(p, machine_of(at.target, at.sms, p.dtype), tensors, at, deterministic, functions)
     compiled = form if form is None or not (p.packed or p.dynamic) else any_lengths(form, p)
     make = [maker(q, s, p.dtype) for s in p.shapes[:3]] + [maker(q, (p.sizes.heads,), p.accum)] * p.sinks
@@ -147,8 +147,8 @@ def prepared(p: AttentionProblem, tensors: dict[str, Any], at: Place, determinis
     return Prepared(run, lambda: tuple(m() for m in make), scale=p.default_scale)
 
 
-def shares_of(p: AttentionProblem, machine: Machine, sms: int, deterministic: bool | None) -> int:
-    """In how many shares the query heads of a kv head are taken, so that there are blocks of keys for all SMs, and long ones
+def subgroups_of(p: AttentionProblem, machine: Machine, sms: int, deterministic: bool | None) -> int:
+    """In how many subgroups the query heads of a kv head are taken, so that there are blocks of keys for all SMs, and long ones
     and short ones make up for each other."""
     z = p.sizes
     if machine.kind != "wgmma" or p.packed or p.empty or deterministic is False or z.heads * z.seq_q < FEW_STEPS * z.kv_heads:
@@ -157,12 +157,12 @@ def shares_of(p: AttentionProblem, machine: Machine, sms: int, deterministic: bo
     return min((n for n in range(1, group + 1) if group % n == 0 and n * blocks >= ROUGHLY_TWO * sms), default=group)
 
 
-def _shared(p: AttentionProblem, tensors: dict[str, Any], at: Place, deterministic: bool | None, functions: ScoreFunctions,
-            shares: int) -> Prepared:
-    """`prepared` with copies of each kv head for shares of its query heads, whose gradients are added up."""
+def _in_subgroups(p: AttentionProblem, tensors: dict[str, Any], at: Place, deterministic: bool | None,
+                  functions: ScoreFunctions, subgroups: int) -> Prepared:
+    """`prepared` with copies of each kv head for subgroups of its query heads, whose gradients are added up."""
     axis, z = 2 if p.layout == "bshd" else 1, p.sizes
-    shapes = [(*s[:axis], s[axis] * shares, *s[axis + 1:]) for s in p.shapes[1:3]]
-    wide = replace(p, sizes=z._replace(kv_heads=z.kv_heads * shares), shapes=(p.shapes[0], *shapes, p.shapes[3]),
+    shapes = [(*s[:axis], s[axis] * subgroups, *s[axis + 1:]) for s in p.shapes[1:3]]
+    wide = replace(p, sizes=z._replace(kv_heads=z.kv_heads * subgroups), shapes=(p.shapes[0], *shapes, p.shapes[3]),
                    strides=(p.strides[0], *map(compact, shapes), p.strides[3]), copied=(p.copied[0], False, False))
     q = tensors["q"]
     inner = prepared(wide, tensors, at, deterministic, functions)
@@ -170,11 +170,11 @@ def _shared(p: AttentionProblem, tensors: dict[str, Any], at: Place, determinist
     wider = [maker(q, s, p.dtype) for s in shapes]
 
     def run(arrays: tuple[Any, ...], scale: float, gradients: tuple[Any, ...], extra: Any = None) -> None:
-        kv = [np.repeat(x, shares, axis) if is_numpy(x) else x.repeat_interleave(shares, axis) for x in arrays[1:3]]
+        kv = [np.repeat(x, subgroups, axis) if is_numpy(x) else x.repeat_interleave(subgroups, axis) for x in arrays[1:3]]
         found = [m() for m in wider]
         inner.run((arrays[0], *kv, *arrays[3:]), scale, (gradients[0], *found, *gradients[3:]), extra)
         for x, to in zip(found, gradients[1:3]):
-            sum_into(to, x.reshape(*x.shape[:axis], z.kv_heads, shares, *x.shape[axis + 1:]), axis + 1)
+            sum_into(to, x.reshape(*x.shape[:axis], z.kv_heads, subgroups, *x.shape[axis + 1:]), axis + 1)
 
     return Prepared(run, lambda: tuple(m() for m in make), scale=p.default_scale)
 
