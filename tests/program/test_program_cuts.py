@@ -131,7 +131,7 @@ def test_what_tiles_read_and_store_is_brought_side_by_side(spec, shape, count):
 @pytest.mark.parametrize("spec, shape", [(TRIANGLE, (40, 33, 6)), (OUTER, (33, 9, 8))])
 def test_orders_of_factors_and_results_compute_the_same(spec, shape, monkeypatch):
     monkeypatch.setattr("tilelang.program.cut._Cutter.wasted", lambda self, plan, last, t: 1e6 if any(
-        plan.uses[a].size == 1 for a in last.axes) else 1.0)
+        plan.uses[a].size == 1 for a in last) else 1.0)
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(shape).astype(np.float16) for _ in range(2))
     program = tilelang.program(lambda a, b: T.einsum(spec, a, b))
@@ -140,3 +140,9 @@ def test_orders_of_factors_and_results_compute_the_same(spec, shape, monkeypatch
     (got,) = run(module, (a, b), SIMULATED)
     want = np.einsum(spec, a.astype(np.float64), b.astype(np.float64))
     assert np.abs(got - want).max() < 2 ** -10 * np.abs(want).max()
+
+
+def test_weights_that_are_only_converted_are_stored_where_many_blocks_read_them():
+    found = kernels(lambda x, w: x @ w.astype(x.dtype), ((4096, 4096), "bfloat16"), ((4096, 4096), "int8"))
+    assert len(found) == 2
+    assert len(kernels(lambda x, w: x @ w.astype(x.dtype), ((16, 4096), "bfloat16"), ((4096, 4096), "int8"))) <= 2

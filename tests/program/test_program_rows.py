@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+from test_program_lowering import SIMULATED, run
 
 import tilelang
 import tilelang.language as T
+from tilelang.program.lower import lower
+from tilelang.target import Target
 
 RNG = np.random.default_rng(5)
 
@@ -100,3 +103,28 @@ def test_quotients_of_long_rows_by_one_number_are_those_of_their_definition():
             np.abs(got - wanted) <= 2.0**-23 * np.abs(wanted) + 2.0**-149)
     assert same.all(), (got[~same][:5], wanted[~same][:5])
     assert "scale[i]" in program.tile_source()
+
+
+def agrees(program, x, loops):
+    """The simulated chip computes what the program says, and many such rows are walked over so often.  The text for those."""
+    module = lower(program.graph(x), None, Target(SIMULATED))
+    np.testing.assert_allclose(run(module, [x], SIMULATED)[0], program.reference(x), rtol=1e-4, atol=1e-8)
+    source = program.tile_source({"x": ((2048, x.shape[1]), "float32")}, target=SIMULATED)
+    assert source.count("T.Pipelined(") == loops
+    return source
+
+
+def test_a_sum_does_not_wait_for_a_term_that_is_the_same_everywhere():
+    """The mean of x - logsumexp(x) is that of x less the logarithm: one pass over a long row."""
+    agrees(tilelang.program(lambda x: (x - T.logsumexp(x, -1, True)).mean(1)), rows(2, 20000), 1)
+
+
+def test_divisors_of_long_rows_are_inverted_in_front_of_loops():
+    @tilelang.program
+    def least(x):
+        p = T.softmax(x)
+        p = T.where(p < p.max(-1, keepdims=True) * 0.05, 0, p)
+        return p / p.sum(-1, keepdims=True)
+
+    source = agrees(least, RNG.standard_normal((2, 40000)).astype(np.float32) * 4, 4)
+    assert not any(" / " in line for line in source.splitlines() if "T.exp2" in line)

@@ -35,7 +35,7 @@ from .blockscaled import gemm_blockscaled
 from .combine import flip, gather, reduce_argmax, reduce_argmin, reduce_with, scan_with
 from .composed import (all_of, any_of, atomic_addx2,
                        atomic_addx4, c2d_im2col, dp4a, get_let_value, has_let_value,
-                       im2col, tvm_storage_sync, vectorcombine, vectorhigh,
+                       im2col, im2col_matrix, tvm_storage_sync, vectorcombine, vectorhigh,
                        vectorlow, warp_reduce_bitand, warp_reduce_bitor, warp_reduce_max, warp_reduce_min,
                        warp_reduce_sum)
 from .debug import device_assert, print

@@ -82,6 +82,7 @@ from tilelang.language.composed import (
     get_let_value as get_let_value,
     has_let_value as has_let_value,
     im2col as im2col,
+    im2col_matrix as im2col_matrix,
     tvm_storage_sync as tvm_storage_sync,
     vectorcombine as vectorcombine,
     vectorhigh as vectorhigh,

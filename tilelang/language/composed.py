@@ -40,26 +40,50 @@ def im2col(img: Any, col: Any, nhw_step: Any, c_step: Any, kernel: Any, stride: 
     b = need_builder("T.im2col")
     check_policy((annotations or {}).get("eviction_policy", eviction_policy))
     o = operand(col, "the destination of T.im2col")
-    if not isinstance(img, Buffer) or len(img.shape) != 4:
-        raise error("im2col-operand", f"T.im2col reads a whole 4-dimensional NHWC tensor, found {describe(img)}",
-                    expected="a whole 4-dimensional NHWC tensor")
+    m = _matrix("T.im2col", img, kernel, stride, dilation, pad)
     if o.extents is None or len(o.extents) < 2 or o.buffer.dtype != img.dtype:
         raise error("im2col-operand", f"T.im2col writes a tile of at least 2 dimensions and type {img.dtype}, found "
                     f"{describe(col)}", expected=f"a tile of at least 2 dimensions and type {img.dtype}")
-    taps, step, apart, around = (_of_image(*x) for x in (("kernel", kernel, 1), ("stride", stride, 1),
-                                                         ("dilation", dilation, 1), ("pad", pad, 0)))
     for name, value in (("nhw_step", nhw_step), ("c_step", c_step)):
         if not convert(value).dtype.is_int or convert(value).dtype.lanes != 1:
             raise error("im2col-operand", f"{name} of T.im2col is an integer, found {describe(value)}", expected="an integer")
     rows, columns = o.extents[-2:]
-    out = tuple((img.shape[1 + d] + sum(around[d]) - apart[d] * (taps[d] - 1) - 1) // step[d] + 1 for d in (0, 1))
-    m = Im2col(img.shape[1:], out, taps, step, apart, tuple(-p[0] for p in around))
-    matrix = view(img, m)
-    op = Copy(Region(matrix, (convert(nhw_step * rows), convert(c_step * columns)), (rows, columns)), o.region(),
+    op = Copy(Region(view(img, m), (convert(nhw_step * rows), convert(c_step * columns)), (rows, columns)), o.region(),
               plan=CopyPlan(eviction_policy=eviction_policy), span=b.here())
-    fixed = all(isinstance(n, int) for n in img.shape[1:]) and img.strides_ is None and is_const(convert(img.offset), 0)
-    b.emit(op if fixed and img.scope_name == GLOBAL else by_elements(op, img, m))
+    b.emit(op if _fixed(img) else by_elements(op, img, m))
     return EMITTED
+
+
+@example("X_w = T.im2col_matrix(image, 3, 1, 1, 1)",
+         "T.copy(X_w[by * 128, k * 32], A_s)    # as T.im2col(image, A_s, by, k, 3, 1, 1, 1)")
+def im2col_matrix(img: Any, kernel: Any, stride: Any = 1, dilation: Any = 1, pad: Any = 0) -> Buffer:
+    """The im2col matrix of an NHWC image, of which T.copy reads tiles at any row and column; no element of it has an address.
+
+    img: (N, H, W, C) in global memory, with static H, W, C.  The others as in T.im2col.  Raises im2col-operand.
+    """
+    need_builder("T.im2col_matrix")
+    m = _matrix("T.im2col_matrix", img, kernel, stride, dilation, pad)
+    if not _fixed(img):
+        raise error("im2col-operand", f"T.im2col_matrix reads a dense image in global memory, found {describe(img)}",
+                    expected="static height, width and channels", hint="T.im2col copies tiles of other images")
+    return view(img, m)
+
+
+def _fixed(img: Buffer) -> bool:
+    """Whether tiles of an image's matrix are copies: it is dense in global memory, and only its number of images is open."""
+    return all(isinstance(n, int) for n in img.shape[1:]) and img.strides_ is None and is_const(
+        convert(img.offset), 0) and img.scope_name == GLOBAL
+
+
+def _matrix(name: str, img: Any, kernel: Any, stride: Any, dilation: Any, pad: Any) -> Im2col:
+    """What the arguments of an im2col function describe."""
+    if not isinstance(img, Buffer) or len(img.shape) != 4:
+        raise error("im2col-operand", f"{name} reads a whole 4-dimensional NHWC tensor, found {describe(img)}",
+                    expected="a whole 4-dimensional NHWC tensor")
+    taps, step, apart, around = (_of_image(*x) for x in (("kernel", kernel, 1), ("stride", stride, 1),
+                                                         ("dilation", dilation, 1), ("pad", pad, 0)))
+    out = tuple((img.shape[1 + d] + sum(around[d]) - apart[d] * (taps[d] - 1) - 1) // step[d] + 1 for d in (0, 1))
+    return Im2col(img.shape[1:], out, taps, step, apart, tuple(-p[0] for p in around))
 
 
 def _of_image(name: str, given: Any, least: int) -> Any:

@@ -21,14 +21,15 @@ from tilelang.library.gemm.tile import chip_of
 from tilelang.target import Target
 
 from .blocks import Block
-from .divide import are_halves, in_halves, over_blocks, reordered
+from .divide import are_halves, in_halves, over_blocks
 from .expand import Program
-from .expr import FREE, HEAVY, Axis, Scalar, Tensor, axis, reached, read, walk
+from .expr import FREE, HEAVY, Axis, Scalar, Tensor, axis, const, number, reached, read, walk
 from .graph import Dim, Size, size_at
 from .nest import REDUCTIONS, Nest, Unfit, base_of, nest_of, output_axes, passes
-from .plan import MODEL, MULTIPLE, AxisUse, Choice, Plan, bits_of, exactness, is_plain, main_contraction, plan_of
+from .plan import MODEL, MULTIPLE, AxisUse, Choice, Plan, bits_of, exactness, is_plain, is_window, main_contraction, plan_of
 from .rescale import NEUTRAL, is_float
 from .stateful import StepsPlan, plan_of_steps
+from .storing import beside_last, reordered
 
 GUESS = 1024  # what an open size is taken for: a small one, so that arrays of several open sizes stay in kernels
 REREAD = 0.2  # bytes that the cache serves, beside those of memory
@@ -42,9 +43,11 @@ THREADS = 2  # of the CPU's pool at least: a text does not depend on the machine
 BY_COLUMN = 64  # threads that compute what each column of an accumulator needs, where its columns are looped over
 RESIDENT, COMPUTING = 4, 2  # blocks whose loads keep a processor's share of the memory busy: without GEMMs, and
 # with GEMMs whose operands threads compute
+WIDE, BESIDE, ALONE = 1.0, 8.0, 1000.0  # operations that threads could do while they load an element of a window
 INVERSE = 30.0  # operations for an inverse that is neither infinite nor too small
 HEAVIER = 4.0  # times an operation of float32
 COMPUTED = {True: 100.0, False: 32.0}  # multiply-adds of tensor cores that threads take for an element in a loop of GEMMs
+PLACED = 15  # times that for an element whose place is found by quotients that are no shifts
 
 
 Kernels: TypeAlias = "list[tuple[tuple[Tensor, ...], Plan | StepsPlan | Block]]"  # tensors that each stores, and its plan
@@ -205,7 +208,7 @@ class _Cutter:
         """
         plan = plan_of(nest, self.target, choice)
         found: list[tuple[Kernels, float]] = [([(tuple(base_of(t) for t, _ in nest.outputs), plan)], self.cost(plan))]
-        found += [*self.in_halves(nest, choice), *self.reordered(nest, choice)]
+        found += self.stored_operands(nest, choice)
         blocks, most = self.blocks(plan, frozenset()), WAVES[-1] * self.processors
         reduced = {a for t in nest.stages if t.kind in NEUTRAL for a in t.over}
         uses = {a: plan.uses.get(a, AxisUse("loop", MULTIPLE)) for a in reduced}
@@ -227,33 +230,33 @@ class _Cutter:
                 continue
         return sorted(found, key=lambda x: x[1])[min(choice.pieces, len(found) - 1)]
 
-    def in_halves(self, nest: Nest, choice: Choice) -> list[tuple[Kernels, float]]:
-        """The smaller factor of a float32 GEMM in halves that are stored; nothing where that is not possible."""
-        main = main_contraction(nest)
-        if main is None or nest.limits or exactness(main[1].a.dtype, self.target) != "halves":
-            return []
-        t, c = main
-        f, other = sorted((c.a, c.b), key=lambda f: self.count(f.axes))
-        deep = max((a for a in t.over if is_plain(t, a)), key=lambda a: self.number(a.extent), default=None)
-        computed = any(r.value in nest.stages for r in f.reads) or any(x.op in HEAVY for x in walk(other))
-        if deep is None or f.dtype != "float32" or computed:
-            return []
-        nests = in_halves(nest, t, f, other, deep)
-        try:
-            plans = [plan_of(n, self.target, choice) for n in nests]
-        except Unfit:
-            return []
-        return [([(tuple(base_of(t) for t, _ in n.outputs), p) for n, p in zip(nests, plans)], sum(map(self.cost, plans)))]
-
-    def reordered(self, nest: Nest, choice: Choice) -> Iterator[tuple[Kernels, float]]:
-        """Kernels of a GEMM whose factors or results lie in memory in another order, which kernels of their own make."""
-        main = main_contraction(nest) if self.target.is_gpu else None
-        for nests in reordered(nest, *main) if main is not None else ():
+    def stored_operands(self, nest: Nest, choice: Choice) -> Iterator[tuple[Kernels, float]]:
+        """Kernels of a GEMM whose factors or results lie in memory in another form, which kernels of their own make."""
+        halves = self.in_halves(nest)
+        ways = [([], nest), *([([halves[0]], halves[1])] if halves else [])]
+        found = [[*first, rest] for first, rest in ways[1:]]
+        for first, rest in ways if self.target.is_gpu else []:
+            if (main := main_contraction(rest)) is not None:
+                found += [[*first, *nests] for nests in reordered(rest, *main, self.target.has_tma)]
+            elif any(is_window(nest, a) for t in nest.stages for a in t.over):
+                found += [beside_last(nest)]
+        for nests in filter(None, found):
             try:
                 plans = [plan_of(n, self.target, choice) for n in nests]
             except Unfit:
                 continue
             yield [(tuple(base_of(t) for t, _ in n.outputs), p) for n, p in zip(nests, plans)], sum(map(self.cost, plans))
+
+    def in_halves(self, nest: Nest) -> tuple[Nest, Nest] | None:
+        """The smaller factor of a float32 GEMM in halves that are stored; None where that is not possible."""
+        main = main_contraction(nest)
+        if main is None or nest.limits or exactness(main[1].a.dtype, self.target) != "halves":
+            return None
+        t, c = main
+        f, other = sorted((c.a, c.b), key=lambda f: self.count(f.axes))
+        deep = max((a for a in t.over if is_plain(t, a)), key=lambda a: self.number(a.extent), default=None)
+        computed = any(r.value in nest.stages for r in f.reads) or any(x.op in HEAVY for x in walk(other))
+        return None if deep is None or f.dtype != "float32" or computed else in_halves(nest, t, f, other, deep)
 
     def count(self, axes: Iterable[Axis]) -> float:
         return float(prod(self.number(a.extent) for a in axes))
@@ -302,7 +305,7 @@ class _Cutter:
     def work(self, plan: Plan, found: list[Tensor], bodies: list[Scalar], gemms: Set[Tensor]) -> tuple[float, float, float]:
         """Of some stages and expressions: (multiply-adds of GEMMs by the time of one, what threads compute beside them in
         their loop, by the same; operations of threads)."""
-        stages = set(plan.nest.stages)
+        nest, stages = plan.nest, set(plan.nest.stages)
         products = {t.body for t in found if t in gemms}
         distinct = {x for e in bodies for x in walk(e) if x.op not in FREE and is_float(x.dtype)} - products
         columns = [(frozenset(c.n), frozenset((*c.m, *t.over))) for t in found if t in gemms
@@ -322,6 +325,9 @@ class _Cutter:
             c = plan.gemm_of(t)
             if c is None:
                 others += counted
+                if any(plan.uses[a].kind == "serial" and is_window(nest, a) for a in t.over):
+                    reads = self.reads_through(t.body, stages)
+                    others += sum([times(r.axes) * self.loads(r, plan.nest.axes[-1:]) for r in reads])
                 if plan.loops() & axes and t.kind in REDUCTIONS and gemms.isdisjoint(self.below([t], stages)):
                     beside += counted * COMPUTED[self.target.is_gpu]
                 continue
@@ -330,9 +336,20 @@ class _Cutter:
             for f in (c.a, c.b):
                 plain = f.args[0] if f.op == "cast" and is_float(f.args[0].dtype) else f
                 made = self.below([r.value for r in f.reads if r.value in stages], stages)
-                if plain.op != "read" and plan.loops() & f.axes and not stored and gemms.isdisjoint(made):
-                    beside += self.count(f.axes) * self.blocks(plan, f.axes) * COMPUTED[self.target.is_gpu]
+                indices = [i for r in f.reads for i in r.args] if self.target.is_gpu else []
+                placed = any(x.op == "floordiv" and not is_power(number(x.args[1])) for i in indices for x in walk(i))
+                computed = placed or plain.op != "read" and not stored
+                if computed and plan.loops() & f.axes and gemms.isdisjoint(made):
+                    each = COMPUTED[self.target.is_gpu] * (PLACED if placed else 1)
+                    beside += self.count(f.axes) * self.blocks(plan, f.axes) * each
         return total, beside if total else 0.0, others
+
+    def loads(self, r: Scalar, last: tuple[Axis, ...]) -> float:
+        """Operations by whose time an element is loaded: with its neighbours along the last axis, beside them, or alone."""
+        if not self.target.is_gpu or not r.args or r.axes.isdisjoint(last):
+            return 1.0
+        return WIDE if r.args[-1].op == "axis" and r.args[-1].axes >= set(last) else (
+            ALONE if r.args[-1].axes.isdisjoint(last) else BESIDE)
 
     def traffic(self, plan: Plan) -> float:
         """Bytes moved, those that caches serve at a fraction."""
@@ -343,20 +360,24 @@ class _Cutter:
             for r in {r for t in p.stages for r in self.reads_through(t.body, kept) if r.axes & frozenset(p.axes)}:
                 seen[r] += 1
         for r, passed in sorted(seen.items(), key=lambda x: (-self.count(x[0].axes), repr(x[0]))):
-            size = self.count(r.value.axes) * bits_of(r.value.dtype) / 8
+            size = self.count(base_of(r.value).axes) * bits_of(r.value.dtype) / 8
             touched = min(self.count(r.axes) * bits_of(r.value.dtype) / 8, size) if r.args else 1.0
             again = self.blocks(plan, r.axes) * self.count(r.axes) * bits_of(r.value.dtype) / 8 - touched
-            touched *= self.wasted(plan, r.args[-1], r.value) if r.args and r.axes & set(nest.axes) else 1
+            last = next((i for i, n in zip(reversed(r.args), reversed(r.value.shape)) if n != 1), const(0))
+            touched *= self.wasted(plan, last.axes, r.value) if r.args and r.axes & set(nest.axes) else 1
             cached = REREAD * (0.1 if self.target.is_gpu else 0.5)
             near = r.value, tuple(frozenset(i.axes) for i in r.args)  # elements beside those of another read
             total += (cached if near in known else max(1, passed)) * touched + cached * max(0.0, again)
             known.add(near)
-        return total + sum(self.count(t.axes) * bits_of(t.dtype) / 8 * (self.wasted(plan, axis(own[-1]), t) if own else 1)
-                           for t, _ in nest.outputs for own in [[a for a in output_axes(nest, t) if a in nest.axes]])
+        for t, _ in nest.outputs:
+            own = [a for a in output_axes(nest, t) if a in nest.axes]
+            beside = next((k for k in reversed(range(len(own))) if plan.uses[own[k]].size != own[k].extent), 0)
+            total += self.count(t.axes) * bits_of(t.dtype) / 8 * (self.wasted(plan, own[beside:], t) if own else 1)
+        return total
 
-    def wasted(self, plan: Plan, last: Scalar, t: Tensor) -> float:
-        """Bytes of memory moved for each that is wanted, by tiles of a tensor with such a last index."""
-        sector, line = SECTOR[self.target.is_gpu], prod(plan.uses[a].size for a in last.axes) * bits_of(t.dtype) // 8
+    def wasted(self, plan: Plan, last: Iterable[Axis], t: Tensor) -> float:
+        """Bytes of memory moved for each that is wanted, by tiles of a tensor with such axes in its last index."""
+        sector, line = SECTOR[self.target.is_gpu], prod(plan.uses[a].size for a in last) * bits_of(t.dtype) // 8
         return sector / min(sector, max(1, line))
 
     def reads_through(self, e: Scalar | None, kept: set[Tensor]) -> set[Scalar]:
@@ -364,6 +385,11 @@ class _Cutter:
         found = reached(e.reads if e is not None else (),
                         lambda r: r.value.body.reads if r.value in kept and r.value.body is not None else ())
         return {r for r in found if r.value not in kept}
+
+
+def is_power(n: Size | None) -> bool:
+    """Whether a number is a power of two."""
+    return isinstance(n, int) and n > 0 and n & (n - 1) == 0
 
 
 def is_copy_of_item(t: Tensor, e: Scalar) -> bool:

@@ -13,13 +13,13 @@ What reads them elsewhere, or in sums of indices, reads the quotients and remain
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from .expr import Axis, Scalar, Tensor, at, axis, const, plus, read, reached, rewrite, split, times
 from .graph import Dim, Size
-from .nest import REDUCTIONS, Contraction, Nest, Pass, base_of, contraction, free_names, output_axes
+from .nest import REDUCTIONS, Nest, Pass, base_of, contraction, free_names, output_axes
 from .rescale import NARROW, NEUTRAL, multiplied
 from .text import unused
 
@@ -49,7 +49,7 @@ def over_blocks(nest: Nest, p: Pass, a: Axis, count: int, multiple: int) -> tupl
     first = Nest((piece, *(x for x in nest.axes if x in kept)), [(g, read(s)) for s, g in stored.items()],
                  [], limits)
     first.stages += _needed([x for s in nest.stages for x in (s, own.get(s)) if x is not None], first.outputs)
-    return first, _rest(nest, {}, _combined(p, {t: stored[own[t]] for t in p.stages}, piece), nest.limits)
+    return first, rest_of(nest, {}, _combined(p, {t: stored[own[t]] for t in p.stages}, piece), nest.limits)
 
 
 def over_rows(nest: Nest, p: Pass, a: Axis, rows: int) -> tuple[Nest, Axis, Axis] | None:
@@ -68,7 +68,7 @@ def over_rows(nest: Nest, p: Pass, a: Axis, rows: int) -> tuple[Nest, Axis, Axis
         index = at(plus(times(axis(inner), rows), axis(lane)), {inner: read(own[t])})
         body = Scalar("where", (here, index, const(2**31 - 1)), "int32")  # the first index that has the extreme
         combined[t] = replace(t, kind="min", body=body, over=(lane,))
-    return _rest(nest, own, combined, limits, extremes), inner, lane
+    return rest_of(nest, own, combined, limits, extremes), inner, lane
 
 
 def _extremes(t: Tensor, own: dict[Tensor, Tensor], combined: dict[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -94,41 +94,18 @@ def in_halves(nest: Nest, t: Tensor, f: Scalar, other: Scalar, deep: Axis) -> tu
     stored = [(Tensor(name, axes, f.dtype, "map", attrs={"tf32": True}), e) for name, e in (("high", high), ("low", low))]
     both = Scalar("add", tuple(read(s) for s, _ in stored), f.dtype)
     made = replace(t, body=Scalar("mul", (other, both), f.dtype))
-    return _maps_of(stored), _rest(nest, {}, {t: made}, nest.limits)
+    return maps_of(stored), rest_of(nest, {}, {t: made}, nest.limits)
 
 
-def _maps_of(stored: list[tuple[Tensor, Scalar]]) -> Nest:
-    """The kernel that stores expressions of the same axes, whose names say nothing of others: so equal kernels are one."""
+def maps_of(stored: list[tuple[Tensor, Scalar]], beside: Sequence[Axis] = ()) -> Nest:
+    """The kernel that stores expressions of the same axes, whose names say nothing of others: so equal kernels are one.
+
+    beside: axes that are joined.
+    """
     names = free_names([stored[0][0], *(r.value for _, e in stored for r in e.reads)])
     axes = {a: Axis(next(names), a.extent) for a in stored[0][0].axes}
-    return Nest(tuple(axes.values()), [(t, at(e, {a: axis(x) for a, x in axes.items()})) for t, e in stored])
-
-
-def reordered(nest: Nest, t: Tensor, c: Contraction) -> Iterator[list[Nest]]:
-    """Kernels in which tiles of a GEMM lie side by side in memory: its factors are stored with the axes of tiles last, the
-    output is computed with rows and columns last and brought into its order by a kernel of its own; each of both, and both."""
-    def disjoint(f: Scalar, free: tuple[Axis, ...]) -> bool:  # the last axis is that of another GEMM, and no factor is computed
-        last = {r.args[-1] for r in f.reads if r.args}
-        return bool(last) and all(i.axes.isdisjoint((*t.over, *free)) for i in last) and all(
-            r.value not in nest.stages for r in f.reads)
-
-    batch = tuple(a for a in nest.axes if a not in (*c.m, *c.n))
-    made: dict[Scalar, Tensor] = {}
-    for f, free in ((c.a, c.m), (c.b, c.n)):
-        if disjoint(f, free):
-            axes = tuple(a for a in (*batch, *free, *t.over) if a in f.axes)
-            made[f] = Tensor("operand", axes, f.dtype, "map")
-    first = [_maps_of([(s, f.args[0] if f.op == "cast" and f.args[0].dtype == f.dtype else f)]) for f, s in made.items()]
-    rest = nest
-    if made and t.body is not None:
-        body = rewrite(t.body, lambda x: read(made[x]) if x in made else None)
-        rest = _rest(nest, {}, {t: replace(t, body=body)}, nest.limits)
-        yield [*first, rest]
-    order = (*batch, *c.m, *c.n)
-    if len(nest.outputs) == 1 and order != nest.axes and set(order) == set(nest.axes):
-        (out, e), = rest.outputs
-        stored = Tensor("result", order, out.dtype, "map")
-        yield [*first, Nest(order, [(stored, e)], rest.stages, rest.limits), Nest(nest.axes, [(out, read(stored))])]
+    made = Nest(tuple(axes.values()), [(t, at(e, {a: axis(x) for a, x in axes.items()})) for t, e in stored])
+    return joined(made, tuple(axes[a] for a in beside)) if len(beside) > 1 else made
 
 
 def are_halves(f: Scalar) -> bool:
@@ -177,10 +154,11 @@ def _combined(p: Pass, own: Mapping[Tensor, Tensor], piece: Axis) -> dict[Tensor
     return out
 
 
-def _rest(nest: Nest, own: Mapping[Tensor, Tensor], combined: Mapping[Tensor, Tensor], limits: dict[Axis, Scalar],
-          extremes: Mapping[Tensor, tuple[Tensor, Tensor]] = MappingProxyType({})) -> Nest:
-    """The nest with reductions of pieces in place of a pass."""
-    new: dict[Scalar, Scalar] = {}
+def rest_of(nest: Nest, own: Mapping[Tensor, Tensor], combined: Mapping[Tensor, Tensor], limits: dict[Axis, Scalar],
+          extremes: Mapping[Tensor, tuple[Tensor, Tensor]] = MappingProxyType({}),
+          reads: Mapping[Scalar, Scalar] = MappingProxyType({})) -> Nest:
+    """The nest with reductions of pieces in place of a pass, and with other reads."""
+    new = dict(reads)
     stages: list[Tensor] = []
     for s in nest.stages:
         assert s.body is not None
@@ -198,6 +176,18 @@ def _needed(stages: Iterable[Tensor], outputs: Iterable[tuple[Tensor, Scalar]]) 
     wanted = reached([r.value for _, e in outputs for r in e.reads],
                      lambda t: [r.value for r in t.body.reads] if t.body is not None else [])
     return [s for s in stages if s in wanted]
+
+
+def shortened(nest: Nest) -> Nest:
+    """The nest with views of what it reads, without last axes of one index."""
+    new: dict[Scalar, Scalar] = {}
+    views: dict[Tensor, Tensor] = {}
+    for r in sorted(nest.global_reads(), key=repr):
+        n = max((k + 1 for k, s in enumerate(r.value.shape) if s != 1), default=0)
+        if 0 < n < len(r.args) and r.value.kind != "view":
+            t = views.setdefault(r.value, replace(r.value, axes=r.value.axes[:n], kind="view", attrs={"base": r.value}))
+            new[r] = read(t, r.args[:n])
+    return rest_of(nest, {}, {}, nest.limits, reads=new) if new else nest
 
 
 def joined(nest: Nest, group: tuple[Axis, ...]) -> Nest:
@@ -221,7 +211,7 @@ def joined(nest: Nest, group: tuple[Axis, ...]) -> Nest:
 
     def view(t: Tensor, k: int) -> Tensor:
         axes = (*t.axes[:k], flat, *t.axes[k + len(group):])
-        return Tensor(t.name, axes, t.dtype, "view", attrs={"base": base_of(t)})
+        return Tensor(t.name, axes, t.dtype, "view", attrs={**t.attrs, "base": base_of(t)})
 
     def change(x: Scalar) -> Scalar | None:
         if x.op == "axis":

@@ -130,8 +130,8 @@ class _Expander:
             return t
         computed = [f for f, _ in factors(body)] if contraction(t) is not None else [body] if _collects(body) else []
         for f in computed:
-            plain = f.args[0] if f.op == "cast" else f
-            if plain.op not in FREE and f.reads:
+            plain = f.args[0] if f.op == "cast" and is_float(f.args[0].dtype) else f
+            if (plain.op not in FREE or plain.op == "cast") and f.reads:
                 body = rewrite(body, lambda x, f=f: self._operand(f) if x == f else None)  # type: ignore[misc]
         self.made.append(replace(t, body=body))
         return self.made[-1]

@@ -205,6 +205,11 @@ def at(e: Scalar, places: Mapping[Axis, Scalar]) -> Scalar:
     return rewrite(e, lambda x: places.get(x.value) if x.op == "axis" else x if x.axes.isdisjoint(places) else None)
 
 
+def conjuncts(e: Scalar) -> list[Scalar]:
+    """The conditions that hold together where one holds."""
+    return [x for a in e.args for x in conjuncts(a)] if e.op == "and" else [e]
+
+
 def reached(roots: Iterable[Element], below: Callable[[Element], Iterable[Element]]) -> dict[Element, None]:
     """The roots, and all that stands below them, each once."""
     out = dict.fromkeys(roots)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import inf
+from math import inf, prod
 
 from .expr import Axis, Scalar, Tensor, at, axis, bounds, const, linear, number, plus, read, rewrite, summed, walk
 from .graph import Size
 from .nest import REDUCTIONS, Pass
 from .rescale import EXPONENTIALS, NEUTRAL, conditions, neutral, vanishes
-from .stages import NAMES, REDUCE, gemm, reduce, with_reduced
+from .stages import NAMES, REDUCE, accumulate, gemm, reduce, with_reduced
 from .text import wide
 from .writer import Tile, Writer, ceildiv, digits, tight
 
+UNROLLED = 32  # most elements of a window of which each has code of its own
 FINITE = 1e30  # stands for infinity in running extremes: the difference of two of them is a number
 
 
@@ -101,6 +102,9 @@ def step(w: Writer, t: Tensor, acc: Tile, p: Pass) -> None:
     if pair is None:
         body = w.body(t)
         over = [a for a in t.over if w.plan.uses[a].kind in ("whole", "loop")]
+        if not over and t not in p.old and t not in p.factors:
+            accumulate(w, t, acc)
+            return
         w.root(body, "x", with_reduced(w, acc.axes, over, body))
     if t in p.old:
         before = w.new_tile(f"{acc.name}_before", acc.axes, acc.dtype)
@@ -158,6 +162,9 @@ def loop_head(w: Writer, p: Pass) -> list[str]:
                 f"{pad}    step_{a.name} = {first} + {w.step_name}"]
     pieces += [(f"step_{a.name}", ceildiv(a.extent, w.plan.uses[a].size)) for a in tiled]
     total = " * ".join(tight(s) for _, s in pieces)
+    if not tiled and not any(map(w.plan.gemm_of, p.stages)) and all(isinstance(a.extent, int) for a in p.axes) and prod(
+            a.extent for a in p.axes) <= UNROLLED:
+        return [f"{pad}for {w.step_name} in T.unroll({total}):", *(f"{pad}    {x}" for x in digits(w.step_name, pieces))]
     return [f"{pad}for {w.step_name} in T.Pipelined({total}{stages}):", *(f"{pad}    {x}" for x in digits(w.step_name, pieces))]
 
 

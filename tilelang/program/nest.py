@@ -7,13 +7,14 @@ become one axis where their bodies read the same elements.  Factors leave the su
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Any
 
-from .expr import Axis, Scalar, Tensor, at, axis, const, reached, read, rewrite
-from .graph import Dim
-from .rescale import base_two, depends, factors, hoist, independent, is_float, multiplied, normal, rescaling
+from .expr import Axis, Scalar, Tensor, at, axis, const, number, plus, reached, read, rewrite, times
+from .graph import Dim, Size, count_elements
+from .rescale import (base_two, depends, factors, hoist, independent, is_float, multiplied, normal, rescaling, signed_sum,
+                      terms)
 
 REDUCTIONS = ("sum", "max", "min", "prod", "argmax", "argmin")
 
@@ -64,7 +65,17 @@ def output_axes(nest: Nest, t: Tensor) -> tuple[Axis, ...]:
 
 def base_of(t: Tensor) -> Tensor:
     """The tensor that a view shows."""
-    return t.attrs["base"] if t.kind == "view" else t
+    return t.attrs.get("base", t)  # type: ignore[no-any-return]
+
+
+def row_digits(e: Scalar) -> tuple[Scalar, ...]:
+    """The indices of a read of a matrix of windows that are digits of its row; none of other reads."""
+    count: Size = 1
+    for k, s in enumerate(e.value.shape if "rows" in e.value.attrs else ()):
+        count = count * s
+        if count == e.value.attrs["rows"]:
+            return e.args[:k + 1]
+    return ()
 
 
 MOST_STAGES = 16  # reductions of a kernel: what they cost is estimated many times
@@ -76,14 +87,32 @@ def nest_of(outputs: Iterable[Tensor], stored: frozenset[Tensor]) -> Nest:
     Raises Unfit where the outputs have no common axes, or one tensor would be needed at places that tiles cannot give.
     """
     # loops of the others share the axes of the first one
-    outputs = sorted(outputs, key=lambda t: (-sum(a.extent != 1 for a in t.axes), -len(t.axes)))
+    outputs = sorted((_digits(t, stored) for t in outputs), key=lambda t: (-sum(a.extent != 1 for a in t.axes), -len(t.axes)))
     axes = outputs[0].axes
     names = free_names(outputs)
     axes = tuple(Axis(next(names), a.extent) for a in axes)
-    made = _Stages(axes, stored - frozenset(outputs), names)
+    made = _Stages(axes, stored - frozenset(map(base_of, outputs)), names)
     for t in outputs:
         made.store(t)
     return made.nest
+
+
+def _digits(t: Tensor, stored: frozenset[Tensor]) -> Tensor:
+    """A view of an output with two axes for one of which quotient and remainder are places in a GEMM of this kernel."""
+    body = t.body if t.kind == "map" else None
+    for a in t.axes if body is not None else ():
+        assert body is not None
+        found = {x for r in body.reads for x in r.args if x.op in ("floordiv", "mod") and x.args[0] == axis(a) and
+                 r.value not in stored and contraction(r.value) is not None}
+        n = next((number(x.args[1]) for x in found), None)
+        if isinstance(n, int) and isinstance(a.extent, int) and a.extent % n == 0 and len({x.args[1] for x in found}) == 1:
+            high, low = Axis(a.name, a.extent // n), Axis(f"{a.name}_in", n)
+            new = {x: axis(high if x.op == "floordiv" else low) for x in found}
+            new[axis(a)] = plus(times(axis(high), n), axis(low))
+            body = rewrite(body, new.get)
+            axes = tuple(y for x in t.axes for y in ((high, low) if x is a else (x,)))
+            return replace(t, axes=axes, body=body, attrs={**t.attrs, "base": base_of(t)})
+    return t
 
 
 def free_names(outputs: list[Tensor]) -> Iterator[str]:
@@ -109,7 +138,8 @@ class _Stages:
         places = {a: axis(x) if x in self.nest.axes else const(0) for a, x in zip(t.axes, output_axes(self.nest, t))}
         if t.kind == "map":
             assert t.body is not None
-            self.nest.outputs.append((t, self._ready(self.element(at(t.body, places)))))
+            out = replace(t, kind="view") if base_of(t) is not t else t
+            self.nest.outputs.append((out, self._ready(self.element(at(t.body, places)))))
         else:
             self.nest.outputs.append((t, self._ready(self.stage(t, tuple(places[a] for a in t.axes)))))
 
@@ -151,7 +181,19 @@ class _Stages:
                 continue
             body, chosen = self._shared(t, body, a, free | frozenset(over))
             over.append(chosen)
-        body = self._ready(self.element(body))
+        return self._reduced(t, self._ready(self.element(body)), tuple(over), free)
+
+    def _reduced(self, t: Tensor, body: Scalar, over: tuple[Axis, ...], free: frozenset[Axis]) -> Scalar:
+        """A reduction without what leaves it: factors, and terms of a sum that are reductions of the same axes, for which it
+        would have to wait."""
+        waiting, inner = list[tuple[int, Scalar]](), list[tuple[int, Scalar]]()
+        for sign, x in terms(body) if t.kind == "sum" and is_float(body.dtype) else ():
+            waits = x.axes.isdisjoint(over) and any(r.value.over == over for r in x.reads)
+            (waiting if waits else inner).append((sign, x))
+        if waiting and inner:
+            count = const(count_elements(a.extent for a in over), body.dtype)
+            total = self._reduced(t, signed_sum(inner, body.dtype), over, free)
+            return signed_sum([(1, total), *((s, Scalar("mul", (x, count), body.dtype)) for s, x in waiting)], body.dtype)
         outside, inside = hoist(t.kind, body, frozenset(over))
         sums = independent(inside, over) if t.kind == "sum" and is_float(body.dtype) else [(inside, tuple(over))]
         return multiplied([*((self._keep(t, e, axes, free), False) for e, axes in sums), *outside], body.dtype)

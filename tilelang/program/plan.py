@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from math import prod
+from math import gcd, prod
 
 from tilelang import ir
 from tilelang.library.attention import tile_cost as chain_cost
@@ -20,10 +20,10 @@ from tilelang.library.gemm.tile import Tile, TileProblem, chip_of
 from tilelang.library.gemm.tile_cost import choose_tile
 from tilelang.target import Target
 
-from .divide import are_halves, joined, over_rows
+from .divide import are_halves, joined, over_rows, shortened
 from .expr import Axis, Scalar, Tensor, axis, is_integer, linear
 from .graph import Dim
-from .nest import REDUCTIONS, Contraction, Nest, Unfit, contraction, output_axes, passes
+from .nest import REDUCTIONS, Contraction, Nest, Unfit, contraction, output_axes, passes, row_digits
 
 WHOLE_DEPTH = 512  # most indices of a contracted axis that lies in a tile as a whole
 WHOLE_COLUMNS = 512  # most columns of an accumulator that are kept so that what stands before is not computed again
@@ -169,6 +169,10 @@ def plan_of(nest: Nest, target: Target, choice: Choice = MODEL) -> Plan:
         raise Unfit("a loop inside of a loop")
     if any(not plan.tiled(t.axes) for t in stages) and any(plan.gemm_of(t) is not None for t in stages):
         raise Unfit("a GEMM beside a tile of one element")
+    for r in nest.global_reads():
+        ends = {i.value for i in (*row_digits(r)[-1:], *r.args[-1:]) if i.op == "axis"}
+        if row_digits(r) and set(plan.tiled(tuple(r.axes))) != ends:
+            raise Unfit("a tile of windows along other axes")
     if target.is_gpu and _operand_bytes(plan, target) > chain_cost.machine_of(target).shared:
         raise Unfit("more operands of a GEMM than shared memory holds")
     return plan
@@ -190,6 +194,8 @@ def _operand_bytes(plan: Plan, target: Target) -> int:
 
 def _joined_axes(nest: Nest) -> Nest:
     """One axis for the contracted axes that a factor has side by side, and for rows and columns that fill tiles badly."""
+    if any(map(contraction, nest.stages)):
+        nest = shortened(nest)
     for k in range(len(nest.stages)):
         t = nest.stages[k]
         c = contraction(t)
@@ -197,7 +203,9 @@ def _joined_axes(nest: Nest) -> Nest:
             continue
         orders = [_side_by_side(f, frozenset(t.over)) for f in (c.a, c.b)]
         over = next((o for o in orders if o is not None), ())
-        tiled = None in orders and all(is_plain(t, a) for a in over) and max(map(guess, over), default=0) >= SHORT_LOOP
+        windows = any(row_digits(r) for f in (c.a, c.b) for r in f.reads)
+        tiled = None in orders and all(is_plain(t, a) for a in over) and (
+            windows or max(map(guess, over), default=0) >= SHORT_LOOP)
         if len(over) > 1 and not tiled:  # else tiles along one of the axes can be copied
             nest = joined(nest, over)
             c = contraction(nest.stages[k]) or c
@@ -206,7 +214,7 @@ def _joined_axes(nest: Nest) -> Nest:
             while free and nest.axes.index(free[-1]) - nest.axes.index(free[0]) >= len(free):
                 free = free[1:]
             n = static(free[-1]) if len(free) > 1 else None
-            if n is not None and n < FULL and n % SHORT_LOOP:
+            if n is not None and n < FULL and (n % SHORT_LOOP or windows):
                 nest = joined(nest, tuple(free))
     return nest
 
@@ -272,7 +280,7 @@ def _loops(plan: Plan, target: Target) -> None:
         if a in uses:
             continue
         short = all(contraction(t) is None and prod(map(guess, t.over)) <= WINDOW for t in stages)
-        if target.is_gpu and short and _is_window(nest, a):
+        if target.is_gpu and short and is_window(nest, a):
             uses[a] = AxisUse("serial")  # each thread walks over its own window
             continue
         most = SHORT_LOOP
@@ -293,7 +301,8 @@ def _loops(plan: Plan, target: Target) -> None:
                 uses.pop(a, None)
         left = [a for a in t.over if a not in uses]
         if contraction(t) is not None and len(t.over) > 1:  # one of several contracted axes lies in tiles
-            uses.update({a: AxisUse("serial") for a in t.over if not is_plain(t, a)})
+            windows = t.body is not None and any(map(row_digits, t.body.reads))  # tap by tap: channels lie between them
+            uses.update({a: AxisUse("serial") for a in t.over if not is_plain(t, a) or windows and a is not t.over[-1]})
             left = [a for a in t.over if uses.get(a, AxisUse("loop")).kind != "serial"]
             deep = max(left, key=lambda a: (_is_last(nest, a), guess(a)), default=None)
             left = [a for a in left if a is not deep or a not in uses]
@@ -316,7 +325,7 @@ def _is_last(nest: Nest, a: Axis) -> bool:
     return not reads or any(a in r.args[-1].axes for r, n in reads.items() if n == max(reads.values()))
 
 
-def _is_window(nest: Nest, a: Axis) -> bool:
+def is_window(nest: Nest, a: Axis) -> bool:
     """Whether an index of memory is the axis plus another one, and the rows along the axis overlap, or are short."""
     sums = [linear(i)[0] for r in nest.global_reads() for i in r.args if a in i.axes and len(i.axes) > 1]
     return any(guess(a) < ROW_OF_THREAD or a.extent not in f.values() or f.get(axis(a)) != 1 for f in sums)
@@ -336,7 +345,9 @@ def main_contraction(nest: Nest) -> tuple[Tensor, Contraction] | None:
 
 def _contraction_axes(plan: Plan, t: Tensor, c: Contraction, target: Target) -> None:
     nest, uses = plan.nest, plan.uses
-    row, column = (max(reversed([a for a in x if a in nest.axes]), key=guess) for x in (c.m, c.n))
+    outer = {a for r in nest.global_reads() for i in row_digits(r)[:-1] for a in i.axes}  # no tiles of windows are along them
+    row, column = (max(reversed([a for a in x if a in nest.axes]), key=lambda a: (a not in outer, guess(a)))
+                   for x in (c.m, c.n))
     deep = [a for a in t.over if uses[a].kind == "loop"]
     before = [s for s in nest.stages if s is not t and contraction(s) is not None and column not in s.axes and
               any(a in deep for a in s.axes)]
@@ -436,6 +447,8 @@ def _gemm_sizes(plan: Plan, t: Tensor, c: Contraction, row: Axis, column: Axis, 
         rows, columns, depth = tile.bm, max(16, tile.bn // sums // 16 * 16), tile.bk
         while target.is_cpu and bits == 8 and depth < min(k, 4 * tile.bk):  # as many bytes an iteration as of float32
             depth *= 2
+        for r in nest.global_reads():
+            depth = gcd(depth, r.value.attrs.get("channels", depth))  # tiles of windows end where their elements do
         if target.is_gpu and rows <= FEW_ROWS and (c.b.args[0] if c.b.op == "cast" else c.b).op != "read":
             columns = min(columns, COMPUTED_COLUMNS)
     if row not in uses:
@@ -475,11 +488,13 @@ def _row_axes(plan: Plan, target: Target) -> None:
             if len(uses) == 1 or any(a in e.axes and not e.axes.isdisjoint(uses.keys() - {a}) for e in nest.bodies()):
                 width *= uses[a].size  # else it is walked by itself
     bodies = [t.body.axes for t in nest.stages if t.body is not None]
+    windows = target.is_gpu and any(r.kind == "serial" and is_window(nest, a) for a, r in uses.items())
+    rows = [r.axes for r in nest.global_reads() if nest.axes and nest.axes[-1] in r.axes] if windows else []
     for k, a in enumerate(reversed(free)):
         n = static(a)
         stages = [axes for axes in bodies if a in axes]
         width = max(prod(uses[x].size for x in axes if x in uses) for axes in stages or [e.axes for _, e in nest.outputs])
-        reused = k and bodies and not stages  # stages are computed once for the rows of a tile
+        reused = k and bodies and (not stages or any(a not in x for x in rows))  # computed or read once for rows of a tile
         room = max(1, (REUSED if reused else 1) * block // width)
         if not k and not reduced and width == 1:
             room = min(room, 1024)

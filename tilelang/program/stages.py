@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .expr import Axis, Scalar, Tensor, read
+from .expr import Axis, Scalar, Tensor, conjuncts, read, rewrite, walk
 from .nest import REDUCTIONS, Contraction
 from .divide import are_halves
 from .plan import exactness
@@ -48,7 +48,7 @@ def reduce(w: Writer, t: Tensor, axes: tuple[Axis, ...], into: Tile | None = Non
         source = moved
     dims = source.axes
     if not over:
-        return combine(w, t, source, into)
+        return source
     fresh = into is None or into.name.startswith("part")
     outside = w.before is not None and into is None and not w.changes(body)
     for k, a in enumerate(reversed(over)):
@@ -62,13 +62,51 @@ def reduce(w: Writer, t: Tensor, axes: tuple[Axis, ...], into: Tile | None = Non
     return source
 
 
-def combine(w: Writer, t: Tensor, source: Tile, into: Tile | None) -> Tile:
-    """One index of the reduced axes: the elements themselves."""
-    if into is None:
-        return source
-    new, old = w.element_of(source), w.element_of(into)
-    w.parallel(into.axes, f"{old} = {COMBINE[t.kind].format(old, new)}")
-    return into
+def accumulate(w: Writer, t: Tensor, acc: Tile) -> None:
+    """One index of the reduced axes: each thread combines its elements with those of memory.
+
+    What several elements have in common is computed once, and elements that do not count are passed over: loads without
+    conditions are wide.
+    """
+    body = w.body(t)
+    condition = next((x.args[0] for x in walk(body) if x.op == "where" and vanishes(t.kind, body, x.args[0])), None)
+    tests = [] if condition is None else conjuncts(condition)
+    outside = [x for x in tests if not x.axes & set(acc.axes[-1:])]
+    if condition is not None:
+        inside = [x for x in tests if x not in outside]
+        body = rewrite(body, lambda x: _chosen(x, inside) if x.op == "where" and x.args[0] == condition else None)
+    _common(w, body, acc)
+    w.ready(body)
+    old, pad = w.element_of(acc), "    " * bool(outside)
+    text = COMBINE[t.kind].format(old, w.printer().text(body, 7 if t.kind in ("sum", "prod") else -1))
+    head = [f"if {' and '.join(w.printer().text(x, 2) for x in outside)}:"] if outside else []
+    w.parallel(acc.axes, *head, f"{pad}{old} = {text}")
+
+
+def _chosen(x: Scalar, tests: list[Scalar]) -> Scalar:
+    """A selection by some of the tests of its condition only."""
+    if not tests:
+        return x.args[1]
+    condition = tests[0]
+    for y in tests[1:]:
+        condition = Scalar("and", (condition, y), "bool")
+    return Scalar("where", (condition, *x.args[1:]), x.dtype)
+
+
+def _common(w: Writer, e: Scalar, acc: Tile) -> None:
+    """Names and tiles for what is common to the elements of an accumulator, or to those along some of its axes."""
+    if e in w.tiles or e in w.scalars or not e.reads or e.dtype == "bool":
+        return
+    axes = w.plan.tiled(tuple(e.axes))
+    if not axes and e not in w.scalars:
+        name = w.unused("factor")
+        w.say(f"{name} = {w.printer().text(e)}", not w.changes(e))
+        w.scalars[e] = name
+    elif set(axes) < set(acc.axes) and is_float(e.dtype):
+        w.root(e, "x")
+    else:
+        for x in e.args if e.op != "read" else ():
+            _common(w, x, acc)
 
 
 def with_reduced(w: Writer, axes: tuple[Axis, ...], over: Sequence[Axis], body: Scalar) -> tuple[Axis, ...]:

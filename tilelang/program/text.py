@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from math import isinf, isnan
+from math import inf, isinf, isnan
 
 from .expr import FREE, Scalar, const, is_integer, number, times
 from .graph import Dim
@@ -102,6 +102,8 @@ class Printer:
         if a.op == "read" and a.dtype == e.dtype and is_float(e.dtype):
             return self.text(a, 0), 0
         if is_float(e.dtype):
+            if a.op == "where" and _is_exact(a, e.dtype):
+                return inner, TIGHT
             if wide(e.dtype) == e.dtype:
                 kept = is_float(a.dtype) and wide(a.dtype) == e.dtype
                 return (inner, 0 if " " in inner else TIGHT) if kept else (f'T.cast({inner}, "{e.dtype}")', TIGHT)
@@ -158,6 +160,13 @@ def in_steps(printer: Printer, e: Scalar, unused: Callable[[str], str]) -> tuple
                 yield f"{names[y]} = {text}"
 
     return list(statements(e)), printer.text(e)
+
+
+def _is_exact(e: Scalar, dtype: str) -> bool:
+    """Whether a value of a 16-bit type, which is kept in float32, is one of that type without being rounded."""
+    if e.op == "where":
+        return all(_is_exact(a, dtype) for a in e.args[1:])
+    return e.op == "const" and float(e.value) in (0.0, inf, -inf) or e.op in ("read", "cast") and e.dtype == dtype
 
 
 def _negated(e: Scalar) -> Scalar | None:

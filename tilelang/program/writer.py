@@ -9,9 +9,9 @@ from types import MappingProxyType
 
 from tilelang.target import Target
 
-from .expr import HEAVY, Axis, Scalar, Tensor, axis, bounds, const, linear, number, rewrite, summed, walk
+from .expr import HEAVY, Axis, Scalar, Tensor, axis, bounds, const, linear, number, plus, rewrite, summed, times, walk
 from .graph import Dim, Size, text_of
-from .nest import REDUCTIONS, Contraction, Pass, base_of, contraction, passes
+from .nest import REDUCTIONS, Contraction, Pass, base_of, contraction, passes, row_digits
 from .plan import Plan
 from .rescale import is_float, neutral, vanishes
 from .text import Printer, in_steps, unused, wide
@@ -88,8 +88,12 @@ class Writer:
     def _view(self, t: Tensor) -> str:
         """The line that makes a view of a parameter."""
         base = self.names[base_of(t)]
-        self.names[t] = self.unused(f"{base}_joined")
-        return f"        {self.names[t]} = T.view({base}, {text_of(t.shape)})"
+        if "image" not in t.attrs:
+            self.names[t] = self.unused(f"{base}_joined")
+            return f"        {self.names[t]} = T.view({base}, {text_of(t.shape)})"
+        self.names[t] = self.unused(f"{base}_windows")
+        image = base if t.attrs["image"] == base_of(t).shape else f"T.view({base}, {text_of(t.attrs['image'])})"
+        return f"        {self.names[t]} = T.im2col_matrix({image}, {', '.join(map(str, t.attrs['steps']))})"
 
     def block_name(self, a: Axis) -> str:
         return a.name if self.plan.uses[a].kind == "grid" else f"b{a.name}"
@@ -182,7 +186,7 @@ class Writer:
 
     def parallel(self, axes: tuple[Axis, ...], *body: str, outside: bool = False, sizes: Mapping[Axis, int] = NO_SIZES) -> None:
         """A loop of threads over the elements of tiles.  sizes: of axes of which it counts other indices than tiles have."""
-        loops = [(a.name, sizes.get(a, self.size(a))) for a in axes]
+        loops = [(a.name, sizes[a] if a in sizes else self.size(a)) for a in axes]
         loops = [(self.row, 1), *loops] if self.dummy or not loops else loops
         self.say(f"for {', '.join(n for n, _ in loops)} in T.Parallel({', '.join(str(s) for _, s in loops)}):", outside)
         for line in body:
@@ -243,17 +247,18 @@ class Writer:
 
         So are those of long rows in front of functions with branches: all are under way before the first one is used.
         """
-        if e in self.tiles or not self.target.is_gpu or self.dummy:
+        if e in self.tiles or not self.target.is_gpu:
             return
         long = prod(self.size(a) for a in self.plan.tiled(tuple(e.axes))) >= MANY * self.plan.threads
         chosen = e.op == "where" and e.args[0].reads
-        if chosen or e.op in BRANCHING and long:
+        if not self.dummy and (chosen or e.op in BRANCHING and long):
             found = (e.args[1].reads | e.args[2].reads) - e.args[0].reads if chosen else self.loaded(e)
             for r in sorted(found, key=repr):
                 axes = self.order(r.axes)
                 if r not in self.tiles and is_float(r.dtype) and self.copyable(r, axes) is not None:
                     self.root(r, f"{self.names[r.value]}2", axes)
-        if e.op == "div" and long and is_float(e.dtype) and e.dtype != "float64":
+        before = self.dummy and e.op == "div" and self.current is not None and not self.changes(e.args[1])
+        if e.op == "div" and (before or long and not self.dummy) and is_float(e.dtype) and e.dtype != "float64":
             self.invert(e.args[1], e)
         for x in e.args:
             self.guarded(x)
@@ -262,7 +267,8 @@ class Writer:
         """Names the factors that stand for a divisor of many elements: 1 / (d * scale) and scale, a power of two with which the
         first is neither infinite nor too small.  The code of a quotient has branches, which numbers near 0 take."""
         tiled = self.plan.tiled(tuple(d.axes))
-        if d.op == "const" or len(tiled) == len(self.plan.tiled(tuple(e.axes))) or not tiled and not self.is_before(d):
+        beside = tiled or self.dummy and not self.is_before(d)  # in a tile, as what it is computed from
+        if d.op == "const" or len(tiled) == len(self.plan.tiled(tuple(e.axes))) or not beside and not self.is_before(d):
             return
         near, far = (const(2.0**k, d.dtype) for k in (-64, 64))
         size = Scalar("abs", (d,), d.dtype)
@@ -270,7 +276,7 @@ class Writer:
         scale = Scalar("where", (Scalar("lt", (size, near), "bool"), far, scale), d.dtype)
         self.inverses[d] = Scalar("div", (const(1.0, d.dtype), Scalar("mul", (d, scale), d.dtype)), d.dtype), scale
         for x, name in ((scale, "scale"), (self.inverses[d][0], "inverse")):
-            self.root(x, name) if tiled else self.name_scalar(x, name)
+            self.root(x, name) if beside else self.name_scalar(x, name)
 
     def loaded(self, e: Scalar) -> set[Scalar]:
         """The reads of an expression that lie in no tile."""
@@ -319,7 +325,7 @@ class Writer:
         if e.op != "read" or e.value not in self.names or not axes:
             return None
         out, found = [], []
-        for i in e.args:
+        for i in e.args if "image" not in e.value.attrs else place_in_matrix(e):
             n = each.get(i, 1)
             terms, c = linear(i.args[0] if n > 1 else i)
             mine = [a for a in terms if a.axes & frozenset(axes)]
@@ -441,6 +447,17 @@ def in_three_runs(write: Callable[[Facts], Writer]) -> Writer:
     """
     shared = write(Facts()).found_shared()
     return write(Facts(shared, write(Facts(shared)).last))
+
+
+def place_in_matrix(e: Scalar) -> tuple[Scalar, ...]:
+    """Row and column of a read of a matrix of windows, whose axes are their digits."""
+    rows, places = len(row_digits(e)), []
+    for k in (slice(0, rows), slice(rows, None)):
+        place = const(0)
+        for i, s in zip(e.args[k], e.value.shape[k]):
+            place = plus(times(place, s), i)
+        places.append(place)
+    return tuple(places)
 
 
 def tight(text: str) -> str:
