@@ -23,7 +23,7 @@ from tilelang.target import Target
 from .blocks import Block
 from .divide import are_halves, in_halves, over_blocks
 from .expand import Program
-from .expr import FREE, HEAVY, Axis, Scalar, Tensor, axis, const, number, reached, read, walk
+from .expr import FREE, HEAVY, Axis, Scalar, Tensor, axis, const, linear, number, reached, read, walk
 from .graph import Dim, Size, size_at
 from .nest import REDUCTIONS, Nest, Unfit, base_of, nest_of, output_axes, passes
 from .plan import MODEL, MULTIPLE, AxisUse, Choice, Plan, bits_of, exactness, is_plain, is_window, main_contraction, plan_of
@@ -305,7 +305,7 @@ class _Cutter:
     def work(self, plan: Plan, found: list[Tensor], bodies: list[Scalar], gemms: Set[Tensor]) -> tuple[float, float, float]:
         """Of some stages and expressions: (multiply-adds of GEMMs by the time of one, what threads compute beside them in
         their loop, by the same; operations of threads)."""
-        nest, stages = plan.nest, set(plan.nest.stages)
+        stages = set(plan.nest.stages)
         products = {t.body for t in found if t in gemms}
         distinct = {x for e in bodies for x in walk(e) if x.op not in FREE and is_float(x.dtype)} - products
         columns = [(frozenset(c.n), frozenset((*c.m, *t.over))) for t in found if t in gemms
@@ -325,8 +325,10 @@ class _Cutter:
             c = plan.gemm_of(t)
             if c is None:
                 others += counted
-                if any(plan.uses[a].kind == "serial" and is_window(nest, a) for a in t.over):
-                    reads = self.reads_through(t.body, stages)
+                reads = self.reads_through(t.body, stages)
+                sums = [linear(i)[0] for r in reads for i in r.args if len(i.axes) > 1]
+                walked = [a for a in t.over if plan.uses[a].kind == "serial"]
+                if any(axis(a) in f and a.extent not in f.values() for a in walked for f in sums):  # windows that overlap
                     others += sum([times(r.axes) * self.loads(r, plan.nest.axes[-1:]) for r in reads])
                 if plan.loops() & axes and t.kind in REDUCTIONS and gemms.isdisjoint(self.below([t], stages)):
                     beside += counted * COMPUTED[self.target.is_gpu]
