@@ -48,7 +48,7 @@ def reduce(w: Writer, t: Tensor, axes: tuple[Axis, ...], into: Tile | None = Non
         source = moved
     dims = source.axes
     if not over:
-        return source
+        return combine(w, t, source, into)
     fresh = into is None or into.name.startswith("part")
     outside = w.before is not None and into is None and not w.changes(body)
     for k, a in enumerate(reversed(over)):
@@ -60,6 +60,15 @@ def reduce(w: Writer, t: Tensor, axes: tuple[Axis, ...], into: Tile | None = Non
         w.say(f"T.{REDUCE[t.kind]}({w.name_of(source)}, {w.name_of(acc)}, dim={dim}{clear})", outside)
         source, dims = acc, left
     return source
+
+
+def combine(w: Writer, t: Tensor, source: Tile, into: Tile | None) -> Tile:
+    """One index of the reduced axes: the elements themselves."""
+    if into is None:
+        return source
+    new, old = w.element_of(source), w.element_of(into)
+    w.parallel(into.axes, f"{old} = {COMBINE[t.kind].format(old, new)}")
+    return into
 
 
 def accumulate(w: Writer, t: Tensor, acc: Tile) -> None:
