@@ -508,11 +508,24 @@ def test_what_is_declined_still_computes():
 
 @pytest.mark.parametrize("bn, bk, stages, panels", [(256, 64, 2, 4), (256, 64, 4, 2), (192, 32, 10, 1)])
 def test_staging_takes_what_shared_memory_is_left(bn, bk, stages, panels):
-    launch = launch_of(gemm(m=256, n=bn, k=448, bm=128, bn=bn, bk=bk, stages=stages, threads=256, tb=True))
+    """Where a block goes on to the next tile, whose stages are loaded meanwhile."""
+    made = gemm(m=1024, n=bn, k=448, bm=128, bn=bn, bk=bk, stages=stages, threads=256, tb=True)
+    launch = lowered(made, persistent=3).kernels[0].launch
     (staging,) = [b for b, _ in launch.plan.shared_offsets if b.name == "staging"]
     assert staging.size * staging.dtype.bytes == panels * 2 * 8192 and launch.plan.shared_bytes <= 232448
     pending = {x.options.n for x in walk(launch) if isinstance(x, Call) and x.op == "bulk_wait"}
     assert pending == {panels - 1, 0}
+
+
+@pytest.mark.parametrize("bn, bk, stages", [(256, 64, 4), (192, 32, 11)])
+def test_one_tile_is_staged_where_its_operands_were(bn, bk, stages):
+    """Behind a barrier of all who multiply; then no box waits for another one."""
+    launch = launch_of(gemm(m=256, n=bn, k=448, bm=128, bn=bn, bk=bk, stages=stages, threads=256, tb=True))
+    at = {b.name: (offset, b.size * b.dtype.bytes) for b, offset in launch.plan.shared_offsets}
+    first, size = at["staging"]
+    assert size == bn // 64 * 2 * 8192 and launch.plan.shared_bytes <= 232448
+    assert any(start <= first < start + n for name, (start, n) in at.items() if name != "staging")
+    assert [x.options.n for x in walk(launch) if isinstance(x, Call) and x.op == "bulk_wait"] == [0]
 
 
 def test_a_second_panel_costs_no_block_of_a_multiprocessor():
@@ -524,8 +537,9 @@ def test_a_second_panel_costs_no_block_of_a_multiprocessor():
 
 
 def test_no_room_for_staging():
-    """The tiles alone fill shared memory."""
-    launch = launch_of(gemm(m=128, n=192, k=512, bm=128, bn=192, bk=32, stages=11, threads=256, tb=True))
+    """The tiles alone fill shared memory, and the next one's are loaded meanwhile."""
+    made = gemm(m=1024, n=192, k=512, bm=128, bn=192, bk=32, stages=11, threads=256, tb=True)
+    launch = lowered(made, persistent=3).kernels[0].launch
     assert "tma_store" not in ops(launch) and "no shared memory" in report(launch)
     assert launch.plan.shared_bytes <= 232448
 
@@ -565,13 +579,13 @@ def without(name, **attrs):
     return change, seen
 
 
-GEMM = dict(m=128, n=256, k=64, bm=128, bn=256, bk=64, threads=256, stages=4)
+GEMM = dict(m=256, n=256, k=64, bm=128, bn=256, bk=64, threads=256, stages=4)
 
 
 def faulty(change, shape=None, program=None):
     rng = np.random.default_rng(1)
     shape = shape or GEMM
-    program = program or lowered(gemm(**shape))
+    program = program or lowered(gemm(**shape), persistent=1)
     a, b = (rng.standard_normal(s).astype(np.float16) for s in ((shape["m"], shape["k"]), (shape["k"], shape["n"])))
     return run_device(edited(program, change), {
         "A": a, "B": b, "bias": np.zeros(shape["n"], np.float32), "C": np.zeros((shape["m"], shape["n"]), np.float16)}), a, b

@@ -45,6 +45,7 @@ ROWS_OF_WARP, MOST_OF_WARP = 16, 2  # rows of a box of one warp, and boxes that 
 OTHER_BARRIERS = 14  # numbers from here on belong to nobody's stores
 GROUP_BARRIERS = 8  # number of the named barrier of warp group 0; lower ones belong to warp roles and programs
 MOST_BOXES = 16  # boxes of a tile; with more, stores by all threads are no slower
+SINGLE = True
 STEP_BYTES = ROWS_OF_STEP * BOX_ROW
 
 
@@ -215,15 +216,18 @@ class _Store:
         if once:  # two barriers for all
             boxes = [(*x, self.group * slots + k) for k, x in enumerate(steps)]
             return seq(*self._step(boxes, self._wait(0, 1, 1)), span=self.op.span)
+        single = SINGLE and cx.stores.once and len(steps) == slots
+        if single:  # nobody else uses the staging buffers; their bytes may be those of operands, which all groups have read
+            out.append(do("sync_threads"))
         for k, (register, row, p) in enumerate(steps):
             slot = self.group * slots + k % slots
             if by_tma:
-                out += self._step([(register, row, p, slot)], self._wait(k, len(steps), slots))
+                out += self._step([(register, row, p, slot)], None if single else self._wait(k, len(steps), slots))
             else:
                 # Boxes of another tensor, which TMA stores, may still be in flight.
                 out += [] if k or cx.stores.alone else [If(binary("eq", self.lane, const(0, self.lane.dtype)), do(
                     "bulk_wait", n=0, read=True))]
-                out += self._carried(register, row, p, slot, k == 0 or slots == 1)
+                out += self._carried(register, row, p, slot, not single and (k == 0 or slots == 1))
         return seq(*out, span=self.op.span)
 
     def _wait(self, k: int, steps: int, slots: int) -> Stmt:
@@ -238,8 +242,11 @@ class _Store:
             return do("bulk_wait", n=0)  # an earlier store of the same elements may still be in flight
         return do("bulk_wait", n=slots - 1 if self.cx.stores.alone and steps % slots == 0 else 0, read=True)
 
-    def _step(self, boxes: list[tuple[int, int, int, Expr]], wait: Stmt) -> list[Stmt]:
-        """Stage and store boxes: (first register, row, number in the row, staging buffer) of each; one if rows are limited."""
+    def _step(self, boxes: list[tuple[int, int, int, Expr]], wait: Stmt | None) -> list[Stmt]:
+        """Stage and store boxes: (first register, row, number in the row, staging buffer) of each; one if rows are limited.
+
+        wait: for the earlier stores of these staging buffers, None for none.
+        """
         cx = self.cx
         alone = self.rows == ROWS_OF_WARP
         leader = binary("eq", self.lane % WARP if alone else self.lane, const(0, self.lane.dtype))
@@ -247,7 +254,8 @@ class _Store:
         barrier = do("sync_warp") if alone else do("named_barrier", self.number, const(GROUP))
         if cx.stores.one_group:  # the group is the whole block, and place_sync puts the fence before its barriers
             fence, barrier = [], do("sync_threads")
-        filled = [If(leader, wait), barrier, *(x for register, _, p, slot in boxes for x in self._fill(
+        free = [] if wait is None else [If(leader, wait), barrier]
+        filled = [*free, *(x for register, _, p, slot in boxes for x in self._fill(
             register + p * self.columns // 8 * 4, p, slot)), *fence, barrier]
         stores = [self._store(row, p, slot) for _, row, p, slot in boxes]
         if self.limit is None:

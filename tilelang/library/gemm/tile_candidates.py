@@ -12,6 +12,7 @@ from tilelang.target.tile_order import rasterisation_rows, rows_of_waves, tile_o
 from .tile import Chip, Tile, TileProblem, swapped
 
 _OUTPUT_STAGING = 32 * 1024  # shared bytes reserved to store a tile through shared memory
+_ENOUGH = 4  # stages; blocks with more drift apart (192x144 at 2032x1696x6000: with 4 stages 56.5 us, with 5 59.3)
 _BARRIER_BYTES = 1024
 _REGISTERS = 200  # registers of a thread for accumulators and the left operand, as loaded and as multiplied
 _ACCUMULATORS = {1: 168, 2: 192, 3: 128}  # registers of a thread for both accumulators of two levels
@@ -89,6 +90,8 @@ def _with_splits(chip: Chip, p: TileProblem, t: Tile) -> Iterator[Tile]:
             left = room - (out if whole else min(_OUTPUT_STAGING, out) if chip.kind == "wgmma" else 0)
             most = {"wgmma": 8, "mma": 4, "cpu": 1}[chip.kind]
             stages = min(left // stage, most, ceil(p.k / t.bk) + 1)
+            if chip.kind == "wgmma" and blocks <= chip.sms and not (whole or p.open_rows):  # staged where operands were
+                stages = max(stages, min(room // stage, _ENOUGH, ceil(p.k / t.bk) + 1))
             if chip.kind == "wgmma" and blocks > chip.sms:  # the next tiles' stages too, beside a tile that is being stored
                 stages = max(stages, min((room - out) // stage, most))
             if stages > (chip.kind != "cpu"):

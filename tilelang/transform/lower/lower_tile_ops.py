@@ -36,6 +36,9 @@ from ..framework.config import PassConfigKey
 from ..framework.pass_ import PassContext, pass_
 from ..legalize.hopper_features import hopper
 from ..memory.plan_shared_memory import planned_bytes
+from ..sync.reuse_shared_memory import fits
+
+_ALL = 1 << 16  # staging buffers
 
 
 @pass_(needs=TILE, gives=THREADS_BOUND)
@@ -52,16 +55,21 @@ def _lowered(func: Func, cx: PassContext, launch: Launch) -> Stmt:
     """The launch with as much staging for TMA stores as shared memory has room for.
 
     A warp group gets one, two, or all staging buffers of its sub-tile, each one TMA box wide.  More than one is used only
-    where that does not reduce the number of blocks per SM.
+    where that does not reduce the number of blocks per SM.  What a block stores at its end is staged where operands were.
     """
     limit = getattr(cx.target, "max_shared_bytes", None)
     if getattr(cx.target, "async_load_bytes", ()):
         launch = direct_loads(Lowering(func, cx, launch), launch)
     # register reallocation means that one block's registers fill an SM
     alone = any(x.op == "set_max_nreg" for x in walk(launch.body, Call))
-    for staging_buffers in (2, 1):
+    once = alone and limit is not None and TmaStores(launch, True, 0).once
+    for staging_buffers in (_ALL, 2, 1) if once else (2, 1):
         lowering = Lowering(func, cx, launch, staging_buffers)
         out = lowering.launch_stmt()
+        if staging_buffers == _ALL:
+            if lowering.stores.stages and fits(out, cx):
+                return out
+            continue
         staging = sum(b.size * b.dtype.bytes for b in lowering.stores.stages.values())
         if not staging or limit is None:
             return out

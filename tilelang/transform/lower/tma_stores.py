@@ -209,6 +209,15 @@ class TmaStores:
         """Whether the launch has only one copy or atomic to global memory."""
         return sum(x.dst.buffer.scope_name == GLOBAL for x in walk(self.launch.body, Copy, AtomicTile)) == 1
 
+    @cached_property
+    def once(self) -> bool:
+        """Whether a block stores one whole tile and nothing else: its staging buffers may lie where operands were."""
+        def stores(body: Stmt) -> list[Any]:
+            return [x for x in walk(body, Copy, AtomicTile) if x.dst.buffer.scope_name == GLOBAL]
+
+        return self.alone and all(isinstance(x, Copy) and x.src.is_full for x in stores(self.launch.body)) and not any(
+            stores(s.body) for s in walk(self.launch.body, For, While))
+
     @property
     def around(self) -> list[For | While]:
         """The loops around the statement that is lowered, without those over tiles."""

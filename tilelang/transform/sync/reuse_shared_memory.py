@@ -29,6 +29,10 @@ def reuse_shared_memory(launch: Launch, cx: PassContext) -> Launch:
     memory never does.
     Keeps: launches that fit, as often as they can.
     """
+    return _shared(launch, cx)
+
+
+def _shared(launch: Launch, cx: PassContext) -> Launch:
     limit = getattr(cx.target, "max_shared_bytes", None)
     off = cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE) or cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC)
     done = with_options(launch, disjoint=None) if launch.plan.disjoint else launch
@@ -49,6 +53,14 @@ def reuse_shared_memory(launch: Launch, cx: PassContext) -> Launch:
     if order.looped and any({a.data, b.data} & stored for a, b in reuse):
         done = replace(done, body=rewrite_stmts(done.body, _read_at_once))
     return with_options(done, reuse=reuse)
+
+
+def fits(launch: Launch, cx: PassContext) -> bool:
+    """Whether a launch fits in shared memory, with buffers that share bytes."""
+    out = _shared(launch, cx)
+    if not out.plan.reuse:
+        return planned_bytes(out, cx) <= cx.target.max_shared_bytes
+    return place(spans_of(out), set(out.plan.reuse)) <= cx.target.max_shared_bytes
 
 
 def _room(launch: Launch, cx: PassContext) -> int:
