@@ -45,7 +45,6 @@ ROWS_OF_WARP, MOST_OF_WARP = 16, 2  # rows of a box of one warp, and boxes that 
 OTHER_BARRIERS = 14  # numbers from here on belong to nobody's stores
 GROUP_BARRIERS = 8  # number of the named barrier of warp group 0; lower ones belong to warp roles and programs
 MOST_BOXES = 16  # boxes of a tile; with more, stores by all threads are no slower
-SINGLE = True
 STEP_BYTES = ROWS_OF_STEP * BOX_ROW
 
 
@@ -216,7 +215,7 @@ class _Store:
         if once:  # two barriers for all
             boxes = [(*x, self.group * slots + k) for k, x in enumerate(steps)]
             return seq(*self._step(boxes, self._wait(0, 1, 1)), span=self.op.span)
-        single = SINGLE and cx.stores.once and len(steps) == slots
+        single = cx.stores.once and len(steps) == slots
         if single:  # nobody else uses the staging buffers; their bytes may be those of operands, which all groups have read
             out.append(do("sync_threads"))
         for k, (register, row, p) in enumerate(steps):

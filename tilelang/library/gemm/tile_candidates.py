@@ -24,6 +24,9 @@ _OVERLAP_STEPS = 12  # iterations from which overlapping tiles pay
 # The least fraction of SMs that tiles must fill, for sizes that are tried only then; second: with split-K. (5696x40x1752 NT by
 # 64x40, 89 tiles; 4520x88x600 TT by 64x88, 71 tiles.)
 _FILLED, _FILLED_SPLIT = 0.5, 0.75
+# Ratio of results to operands from which rasterisation panels have one row, where L2 does not hold the results: 12656x13240x136
+# 191 us, with 12 rows 207; 11328x9448x88 106, 115; at a ratio of 4.4, 7352x11784x1024 takes as long.
+_RESULTS = 8
 _FEW_WAVES, _WELL = 6, 0.85  # up to this many waves; least use of several waves
 _FEW_ROWS = 128  # rows up to which swap-AB tiles are tried
 
@@ -90,7 +93,8 @@ def _with_splits(chip: Chip, p: TileProblem, t: Tile) -> Iterator[Tile]:
             left = room - (out if whole else min(_OUTPUT_STAGING, out) if chip.kind == "wgmma" else 0)
             most = {"wgmma": 8, "mma": 4, "cpu": 1}[chip.kind]
             stages = min(left // stage, most, ceil(p.k / t.bk) + 1)
-            if chip.kind == "wgmma" and blocks <= chip.sms and not (whole or p.open_rows):  # staged where operands were
+            if chip.kind == "wgmma" and blocks <= chip.sms and not (
+                    whole or p.open_rows or p.a_rows % SECTOR or p.b_rows % SECTOR):  # results are staged where operands were
                 stages = max(stages, min(room // stage, _ENOUGH, ceil(p.k / t.bk) + 1))
             if chip.kind == "wgmma" and blocks > chip.sms:  # the next tiles' stages too, beside a tile that is being stored
                 stages = max(stages, min((room - out) // stage, most))
@@ -170,6 +174,9 @@ def ordered(chip: Chip, p: TileProblem, t: Tile, spans: tuple[int, ...]) -> Tile
     q = swapped(p) if t.swap_ab else p
     rows, columns, row = ceil(q.m / t.bm), ceil(q.n / t.bn), q.k * q.bits / 8
     beside, below = spans[:2]
+    results, operands = q.m * q.n * q.out_bits / 8, (q.m + q.n) * q.k * q.bits / 8
+    if results > max(_RESULTS * operands, chip.cache):
+        return replace(t, panel_size=1)
     if beside * below == 1:
         size, order = tile_order((rows, columns, q.batch * t.splits), (t.bm * row, t.bn * row), chip.sms, chip.cache,
                                  either=not q.ragged)

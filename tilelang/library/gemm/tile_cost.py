@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import ceil, log2, prod
 
 from tilelang.target.tile_order import rasterisation_rows
-from tilelang.transform.analysis.cluster_pairs import SECTOR, at_once
+from tilelang.transform.analysis.cluster_pairs import LINE, SECTOR, at_once
 
 from .load_cost import cluster_sizes, clusters, inside, load_cycles, outside_cycles
 from .tile import Chip, Tile, TileProblem, swapped
@@ -63,6 +63,10 @@ _ALIKE, _ALIKE_ONCE = 1.0075, 1.005  # ratios of costs that count as equal; seco
 # us, with PDL 16.4; 120 of 128x72 at 1000x1048x328 5.1, 4.4; 102 of 128x192 at 4184x536x408 8.9, 9.9; 102 of 64x96 at
 # 2120x288x488 4.5, 4.0).
 _PDL, _PDL_ONCE, _NEARLY = 16, 40, 0.85
+# Elements of a tile from which PDL loses in loops of more iterations, where 128 bytes of a row lie in two lines: blocks that do
+# not start in their order have fewer lines in common (128x160 at 2560x976x1840 TT 15.3 us, with PDL 18.5; 64x128 at
+# 304x3328x2032 TN 10.1, 10.8; 128x176 at 2112x1312x752 NN, 12 iterations, 8.7, 8.3; 64x40 at 576x512x1904 TT 5.4, 4.7).
+_LARGE, _PDL_LARGE = 64 * 112, 12
 # Fractions of L2 that operands and result take where PDL loses outside clusters, unless the next launch's blocks fit beside: L2
 # keeps data near the SMs that read it, and blocks that start wherever an SM is free find it far (7x11008x2048, 45 MB, by 128x8
 # 9.0 us, with PDL 16.0; 59 MB 16.6, 17.3; 84 MB 22.2, 21.9; 12x6144x3072, 38 MB, by 64x16, which fit, 8.7, with PDL 7.2).
@@ -351,6 +355,8 @@ def _pdl(chip: Chip, p: TileProblem, t: Tile, spans: tuple[int, ...]) -> bool:
         return True
     if p.a_rows % SECTOR or p.b_rows % SECTOR:
         return steps <= _PDL and (tiles >= _NEARLY * chip.sms or t.bm == 64)
+    if (p.a_rows % (LINE // 2) or p.b_rows % (LINE // 2)) and t.bm * t.bn >= _LARGE:
+        return steps <= _PDL_LARGE
     return steps <= _PDL_ONCE
 
 
