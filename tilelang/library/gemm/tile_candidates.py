@@ -12,7 +12,7 @@ from tilelang.target.tile_order import rasterisation_rows, rows_of_waves, tile_o
 from .tile import Chip, Tile, TileProblem, swapped
 
 _OUTPUT_STAGING = 32 * 1024  # shared bytes reserved to store a tile through shared memory
-_ENOUGH = 4  # stages; blocks with more drift apart (192x144 at 2032x1696x6000: with 4 stages 56.5 us, with 5 59.3)
+_ENOUGH = 4  # stages; blocks with more of them come out of step (192x144 at 2032x1696x6000: with 4 stages 56.5 us, with 5 59.3)
 _BARRIER_BYTES = 1024
 _REGISTERS = 200  # registers of a thread for accumulators and the left operand, as loaded and as multiplied
 _ACCUMULATORS = {1: 168, 2: 192, 3: 128}  # registers of a thread for both accumulators of two levels
