@@ -47,36 +47,41 @@ class Case:
     backward: bool = False
 
 
-def ssm(draw: Callable[..., torch.Tensor], b: int, s: int) -> Tensors:
-    """x, B, C, dt, a, cb, the states before the chunks and D: 64 heads of 64, states of 128, chunks of 256, one group."""
-    chunks, dt = s // 256, draw(b, 64, s // 256, 256, uniform=True) * 0.2 + 0.05
-    a = -(draw(64, uniform=True) * 0.5 + 0.1)
-    half = [draw(b, s, 64, 64), draw(b, s, 1, 128), draw(b, s, 1, 128)]
-    return [*(x.half() for x in half), dt, (dt * a[None, :, None, None]).cumsum(-1), draw(b, chunks, 1, 256, 256).half(),
-            draw(b, chunks, 64, 64, 128).half(), draw(64)]
+def ssm(draw: Callable[..., torch.Tensor], b: int, s: int, heads: int = 64, p: int = 64, n: int = 128, length: int = 256,
+        groups: int = 1) -> Tensors:
+    """x, B, C, dt, a, cb, the states before the chunks and D: heads of p, states of n."""
+    chunks, dt = s // length, draw(b, heads, s // length, length, uniform=True) * 0.2 + 0.05
+    a = -(draw(heads, uniform=True) * 0.5 + 0.1)
+    half = [draw(b, s, heads, p), draw(b, s, groups, n), draw(b, s, groups, n)]
+    return [*(x.half() for x in half), dt, (dt * a[None, :, None, None]).cumsum(-1),
+            draw(b, chunks, groups, length, length).half(), draw(b, chunks, heads, p, n).half(), draw(heads)]
 
 
 def states_of(x: torch.Tensor, b: torch.Tensor, c: Any, dt: torch.Tensor, a: torch.Tensor, *others: Any) -> torch.Tensor:
-    weight, n = torch.exp(a[..., -1:] - a) * dt, a.shape[1]
-    return torch.einsum("cln,hcl,clhp->chpn", b[:, 0].reshape(n, 256, -1), weight, x.reshape(n, 256, 64, 64))
+    weight, (heads, n, length) = torch.exp(a[..., -1:] - a) * dt, a.shape
+    b = b.repeat_interleave(heads // b.shape[1], 1).reshape(n, length, heads, -1)
+    return torch.einsum("clhn,hcl,clhp->chpn", b, weight, x.reshape(n, length, heads, -1))
 
 
 def outputs_of(x: torch.Tensor, b: Any, c: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, cb: torch.Tensor,
                before: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
-    found, later = [], torch.ones(256, 256, device=x.device, dtype=torch.bool).triu(1)
-    for k in range(a.shape[1]):
-        part, steps = slice(k * 256, k * 256 + 256), a[:, k]
-        pairs = torch.exp((steps[:, :, None] - steps[:, None, :]).masked_fill(later, -torch.inf)) * dt[:, k, None, :] * cb[k, 0]
+    heads, chunks, length = a.shape
+    found, later = [], torch.ones(length, length, device=x.device, dtype=torch.bool).triu(1)
+    c, cb = (y.repeat_interleave(heads // y.shape[1], 1) for y in (c, cb))
+    for k in range(chunks):
+        part, steps = slice(k * length, k * length + length), a[:, k]
+        pairs = torch.exp((steps[:, :, None] - steps[:, None, :]).masked_fill(later, -torch.inf)) * dt[:, k, None, :] * cb[k]
         found.append(torch.einsum("hls,shp->lhp", pairs, x[part]) + x[part] * d[:, None]
-                     + torch.einsum("ln,hpn,hl->lhp", c[part, 0], before[k], torch.exp(steps)))
+                     + torch.einsum("lhn,hpn,hl->lhp", c[part], before[k], torch.exp(steps)))
     return torch.cat(found)
 
 
-def delta(draw: Callable[..., torch.Tensor], b: int, s: int, h: int, channels: bool) -> Tensors:
-    """q, k, v, log alpha and beta: heads of 128."""
-    q, k = (torch.nn.functional.normalize(draw(b, s, h, 128), dim=-1).bfloat16() for _ in (0, 1))
-    decay = -draw(*((b, s, h, 128) if channels else (b, s, h)), uniform=True) * 0.1
-    return [q, k, draw(b, s, h, 128).bfloat16(), decay, draw(b, s, h, uniform=True)]
+def delta(draw: Callable[..., torch.Tensor], b: int, s: int, h: int, channels: bool, dim: int = 128,
+          dim_v: int | None = None) -> Tensors:
+    """q, k, v, log alpha and beta."""
+    q, k = (torch.nn.functional.normalize(draw(b, s, h, dim), dim=-1).bfloat16() for _ in (0, 1))
+    decay = -draw(*((b, s, h, dim) if channels else (b, s, h)), uniform=True) * 0.1
+    return [q, k, draw(b, s, h, dim_v or dim).bfloat16(), decay, draw(b, s, h, uniform=True)]
 
 
 def recurrence(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
@@ -87,7 +92,7 @@ def recurrence(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.T
         state = alpha[t] * state
         u = beta[t, :, None] * (v[t] - torch.einsum("hk,hkv->hv", k[t], state))
         state = state + k[t, :, :, None] * u[:, None]
-        outs.append(torch.einsum("hk,hkv->hv", q[t], state) * 128**-0.5)
+        outs.append(torch.einsum("hk,hkv->hv", q[t], state) * q.shape[-1]**-0.5)
     return torch.stack(outs)
 
 
@@ -148,6 +153,25 @@ for batch, seq, scan, state in [(1, 1024, 31, 12), (1, 2048, 53, 21), (1, 8192, 
         made, lambda x, b, c, dt, a, *others: chunk_state(x, b, dt, a), states_of, state, 1.5)
 
 
+FURTHER: dict[str, Case] = {}
+for name, rule in (("gated_delta", gated_delta), ("kda", kda)):
+    for b, s, h, dim, dim_v in (
+            (2, 4096, 32, 64, 64), (2, 4096, 32, 96, 96), (1, 4096, 16, 128, 256), (1, 4096, 16, 256, 256),
+            (8, 256, 32, 128, 128), (64, 64, 32, 128, 128), (1, 2048, 128, 128, 128), (16, 1024, 64, 64, 64),
+            (1, 16384, 4, 128, 128)):
+        made = lambda draw, k=name, z=(b, s, h), d=(dim, dim_v): delta(draw, *z, k == "kda", *d)  # noqa: E731
+        FURTHER[f"{name} {b}x{s}x{h} of {dim}, {dim_v}"] = Case(made, first(rule), recurrence)
+        if s == 1024 or dim == 256:
+            FURTHER[f"{name} {b}x{s}x{h} of {dim}, {dim_v} with gradients"] = Case(made, first(rule), recurrence, backward=True)
+for sizes in ((4, 4096, 64, 64, 64), (4, 4096, 32, 128, 128), (4, 4096, 64, 64, 256), (4, 4096, 64, 64, 128, 128),
+              (4, 4096, 64, 64, 128, 64), (4, 4096, 64, 64, 128, 256, 8), (4, 4096, 48, 80, 96), (2, 4096, 24, 64, 128),
+              (8, 256, 64, 64, 128)):
+    made = lambda draw, z=sizes: ssm(draw, *z)  # noqa: E731
+    FURTHER[f"chunk_scan {sizes}"] = Case(
+        made, lambda x, b, c, dt, a, cb, before, d: chunk_scan(cb, x, dt, a, c, before, d), outputs_of)
+    FURTHER[f"chunk_state {sizes}"] = Case(made, lambda x, b, c, dt, a, *others: chunk_state(x, b, dt, a), states_of)
+
+
 def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *log_gates: torch.Tensor) -> torch.Tensor:
     """Causal attention of one batch entry; scores get the sum of logarithms of gates from the key to the query."""
     s = torch.einsum("ihd,jhd->hij", q, k) * q.shape[-1]**-0.5
@@ -200,17 +224,26 @@ def error(c: Case, given: Tensors) -> float | None:
     return max(float((got.double() - wanted).norm() / wanted.norm()) for got, wanted in pairs)
 
 
-def measure(names: list[str], rounds: int, ms: float, out: str) -> list[dict[str, Any]]:
+def measure(names: list[str], rounds: int, ms: float, checked: bool, out: str) -> list[dict[str, Any]]:
     from suite.measuring import CudaMeter
 
     meter, rows = CudaMeter(0.02), []
     for name in names:
         c = CASES[name]
         given = c.make(drawn("cuda"))
-        row: dict[str, Any] = {"name": name, "error": error(c, given), "beside": c.beside, "need": c.need}
+        try:
+            c.call(*given)
+        except Exception as e:  # a case that fails does not end the run
+            print(name, f"{type(e).__name__}: {str(e).splitlines()[0][:150]}", flush=True)
+            continue
+        row: dict[str, Any] = {"name": name, "error": error(c, given) if checked else None, "beside": c.beside, "need": c.need}
+        if not rounds:
+            print(name, row["error"], flush=True)
+            continue
         ready = meter.prepare(run_of(c, given), math.inf)
         times = [meter.window(ready, ms).ms * 1e3 for _ in range(rounds)]
-        row.update(us=median(times), spread=[min(times), max(times)], timing=ready.how, host_us=ready.host_us)
+        row.update(floor=floor(c, given), us=median(times), spread=[min(times), max(times)], timing=ready.how,
+                   host_us=ready.host_us)
         rows.append(row)
         print(line(row), flush=True)
         if out:
@@ -224,6 +257,7 @@ def line(row: dict[str, Any]) -> str:
     ratio = f" of {row['beside']:.0f}: {row['beside'] / row['us']:.2f}" if row["beside"] else ""
     wrong = f", error {row['error']:.1e}" if row["error"] is not None else ""
     spread = f"{row['spread'][0]:.1f} to {row['spread'][1]:.1f}"
+    ratio += f", {row['floor'] / row['us']:.2f} of the floor"
     return f"{row['name']:40s} {row['us']:9.1f} us, {spread}, {row['timing'][:6]}, host {row['host_us']:.0f}{ratio}{wrong}"
 
 
@@ -258,17 +292,22 @@ def floor(c: Case, given: Tensors) -> float:
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--only", default="", help="cases that contain one of these")
-    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--further", action="store_true", help="other shapes than those that have peers")
+    options.add_argument("--rounds", type=int, default=5, help="windows of each; 0: only the errors")
+    options.add_argument("--unchecked", action="store_true", help="only times")
     options.add_argument("--ms", type=float, default=5.0, help="of a window")
     options.add_argument("--compile", action="store_true")
     options.add_argument("--out", default="", help="write the rows as JSON")
     o = options.parse_args()
+    if o.further:
+        CASES.clear()
+        CASES.update(FURTHER)
     names = [n for n in CASES if not o.only or any(w in n for w in o.only.split(","))]
     if o.compile:
         report(names)
         return 0
     print(torch.cuda.get_device_name(), flush=True)
-    rows = measure(names, o.rounds, o.ms, o.out)
+    rows = measure(names, o.rounds, o.ms, not o.unchecked, o.out)
     for kind in ("chunk_scan", "chunk_state", "chunk_"):
         if ratios := [r["beside"] / r["us"] for r in rows if r["name"].startswith(kind)]:
             print(f"{kind:12s} geometric mean {geometric_mean(ratios):.2f}, least {min(ratios):.2f}")

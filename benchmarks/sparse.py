@@ -84,49 +84,68 @@ def sparse(queries: int, heads: int, top: int, rows: int, bar: tuple[str, float]
     return Case(make, sparse_mla, check, bar, 2.0 * queries * heads * top * 1088, 1152.0 * queries * top)
 
 
-def latent(batch: int, tokens: int, keys: int, heads: int, bar: tuple[str, float], dtype: torch.dtype = torch.bfloat16) -> Case:
-    scales = {"kv_scale": 0.5} if dtype == FP8 else {}
+def paged(device: str, lengths: list[int], page: int) -> torch.Tensor:
+    """A block table of pages in any order."""
+    each = [-(-n // page) for n in lengths]
+    pages = torch.randperm(sum(each), generator=torch.Generator().manual_seed(3)).int()
+    table = torch.zeros(len(each), max(each), dtype=torch.int32)
+    for row, mine in zip(table, pages.split(each)):
+        row[:len(mine)] = mine
+    return table.to(device)
+
+
+def latent(batch: int, tokens: int, keys: int, heads: int, bar: tuple[str, float], dtype: torch.dtype = torch.bfloat16,
+           page: int = 64, longest: int = 0) -> Case:
+    """longest: keys of sequence 0, where they are not those of the others."""
+    scales, lengths = {"kv_scale": 0.5} if dtype == FP8 else {}, [longest or keys, *[keys] * (batch - 1)]
 
     def make(device: str) -> dict[str, Any]:
-        lengths = torch.full((batch,), keys, dtype=torch.int32, device=device)
-        pages = torch.randperm(batch * keys // 64, device=device, generator=torch.Generator(device).manual_seed(3)).int()
-        return {"q": normal(device, batch, tokens, heads, 576), "lengths": lengths,
-                "kv_cache": normal(device, batch * keys // 64, 64, 576, dtype=dtype, seed=2),
-                "block_table": pages.view(batch, -1),
-                "plan": mla_plan(lengths, heads * tokens, known=[keys] * batch)}
+        given, table = torch.tensor(lengths, dtype=torch.int32, device=device), paged(device, lengths, page)
+        return {"q": normal(device, batch, tokens, heads, 576), "lengths": given,
+                "kv_cache": normal(device, sum(-(-n // page) for n in lengths), page, 576, dtype=dtype, seed=2),
+                "block_table": table, "plan": mla_plan(given, heads * tokens, known=lengths)}
 
     def check(t: dict[str, Any], got: torch.Tensor) -> float:
-        kv = t["kv_cache"][t["block_table"][1].long()].view(keys, 576).double() * scales.get("kv_scale", 1.0)
-        return max(worst(got[1, i], attention(t["q"][1, i], kv[:keys - tokens + 1 + i], kv[:keys - tokens + 1 + i, :512]))
-                   for i in range(tokens))
+        out = 0.0
+        for b in {0, batch // 2}:
+            n = lengths[b]
+            kv = t["kv_cache"][t["block_table"][b].long()].flatten(0, 1)[:n].double() * scales.get("kv_scale", 1.0)
+            out = max(out, *(worst(got[b, i], attention(t["q"][b, i], kv[:n - tokens + 1 + i], kv[:n - tokens + 1 + i, :512]))
+                             for i in range(tokens)))
+        return out
 
-    moved = 576.0 * batch * keys * (1 if dtype == FP8 else 2)
-    return Case(make, mla_decode, check, bar, 2.0 * batch * tokens * heads * keys * 1088, moved, options=scales,
+    moved = 576.0 * sum(lengths) * (1 if dtype == FP8 else 2)
+    return Case(make, mla_decode, check, bar, 2.0 * tokens * heads * sum(lengths) * 1088, moved, options=scales,
                 reported=FLASH_MLA.get(keys, 0.0) if (batch, tokens, heads, dtype) == (128, 1, 128, torch.bfloat16) else 0.0)
 
 
 # ---- grouped queries ------------------------------------------------------------------------------------------------------
 
 
-def grouped(batch: int, tokens: int, group: int, keys: int, dtype: torch.dtype, kv_heads: int = 8, dim: int = 128) -> Case:
-    page, scales = 64, {"k_scale": 0.5, "v_scale": 2.0} if dtype == FP8 else {}
+def grouped(batch: int, tokens: int, group: int, keys: int, dtype: torch.dtype, kv_heads: int = 8, dim: int = 128,
+            page: int = 64, longest: int = 0) -> Case:
+    """longest: as for latent."""
+    scales, lengths = {"k_scale": 0.5, "v_scale": 2.0} if dtype == FP8 else {}, [longest or keys, *[keys] * (batch - 1)]
 
     def make(device: str) -> dict[str, Any]:
-        pages = torch.randperm(batch * keys // page, device=device, generator=torch.Generator(device).manual_seed(3)).int()
-        k, v = (normal(device, batch * keys // page, page, kv_heads, dim, dtype=dtype, seed=s) for s in (1, 2))
+        pages = sum(-(-n // page) for n in lengths)
+        k, v = (normal(device, pages, page, kv_heads, dim, dtype=dtype, seed=s) for s in (1, 2))
         return {"q": normal(device, batch, tokens, kv_heads * group, dim), "k_cache": k, "v_cache": v,
-                "lengths": torch.full((batch,), keys, dtype=torch.int32, device=device), "block_table": pages.view(batch, -1)}
+                "lengths": torch.tensor(lengths, dtype=torch.int32, device=device), "block_table": paged(device, lengths, page)}
 
     def check(t: dict[str, Any], got: torch.Tensor) -> float:
-        at, h = t["block_table"][1].long(), kv_heads - 1
-        k, v = (t[n][at][:, :, h].reshape(keys, dim).double() * scales.get(s, 1.0)
-                for n, s in (("k_cache", "k_scale"), ("v_cache", "v_scale")))
-        heads = slice(h * group, (h + 1) * group)
-        return max(worst(got[1, i, heads], attention(t["q"][1, i, heads], k[:keys - tokens + 1 + i], v[:keys - tokens + 1 + i]))
-                   for i in range(tokens))
+        out = 0.0
+        for b in {0, batch // 2}:
+            at, h, n = t["block_table"][b].long(), kv_heads - 1, lengths[b]
+            k, v = (t[name][at][:, :, h].reshape(-1, dim)[:n].double() * scales.get(s, 1.0)
+                    for name, s in (("k_cache", "k_scale"), ("v_cache", "v_scale")))
+            heads = slice(h * group, (h + 1) * group)
+            out = max(out, *(worst(got[b, i, heads], attention(t["q"][b, i, heads], k[:n - tokens + 1 + i],
+                                                               v[:n - tokens + 1 + i])) for i in range(tokens)))
+        return out
 
-    moved = 2.0 * batch * keys * kv_heads * dim * (1 if dtype == FP8 else 2)
-    return Case(make, flash_decode, check, ("of a copy", 0.93), 4.0 * batch * tokens * kv_heads * group * keys * dim, moved,
+    moved = 2.0 * sum(lengths) * kv_heads * dim * (1 if dtype == FP8 else 2)
+    return Case(make, flash_decode, check, ("of a copy", 0.93), 4.0 * tokens * kv_heads * group * sum(lengths) * dim, moved,
                 options=scales)
 
 
@@ -181,6 +200,36 @@ CASES: dict[str, Case] = {
         (16, 65536, 512), (64, 32768, 64), (2048, 32768, 2048))}}
 
 
+KINDS = ("bf16", torch.bfloat16), ("fp8", FP8)
+FURTHER: dict[str, Case] = {
+    **{f"decode {b} x {t} tokens; {g} heads a group; {n} keys; {name}": grouped(b, t, g, n, dtype)
+       for name, dtype in KINDS for g, t, b, n in (
+           (4, 8, 64, 8192), (7, 1, 64, 8192), (7, 4, 64, 8192), (16, 1, 64, 8192), (16, 2, 64, 8192), (16, 4, 64, 8192),
+           (8, 1, 1, 131072), (8, 4, 1, 131072), (8, 8, 1, 131072), (8, 1, 8, 4096), (8, 1, 256, 1024), (8, 8, 256, 1024))},
+    **{f"decode 64 x {t} tokens; 8 heads a group; {n} keys; dim {d}; {name}": grouped(64, t, 8, n, dtype, dim=d)
+       for name, dtype in KINDS for d, n in ((64, 8192), (96, 8192), (256, 4096)) for t in (1, 4, 8)},
+    **{f"decode 64 x {t} tokens; 8 heads a group; 8192 keys; pages of {p}; {name}": grouped(64, t, 8, 8192, dtype, page=p)
+       for name, dtype in KINDS for p, t in ((16, 1), (16, 8), (256, 1), (256, 8))},
+    **{f"decode 32 x {t} tokens; 8 heads a group; 2048 keys, one of 131072; {name}":
+       grouped(32, t, 8, 2048, dtype, longest=131072) for name, dtype in KINDS for t in (1, 8)},
+    **{f"mla decode {b} x {t} tokens; {n} keys, first {m or n}; {h} heads; pages of {p}; {name}":
+       latent(b, t, n, h, ("of the floor", 0.8), dtype, p, m)
+       for name, dtype in KINDS for b, t, n, h, p, m in (
+           (128, 1, 4096, 16, 64, 0), (128, 1, 4096, 64, 64, 0), (128, 1, 4096, 128, 256, 0), (1, 1, 131072, 128, 64, 0),
+           (1, 1, 131072, 16, 64, 0), (32, 1, 2048, 128, 64, 131072), (32, 1, 2048, 16, 64, 131072),
+           (128, 2, 4096, 20, 64, 0))},
+    **{f"sparse mla {q} x {h} heads of {rows}, {top} each": sparse(q, h, top, rows, ("of the floor", 0.8))
+       for q, h, top, rows in (
+           (4096, 128, 512, 65536), (4096, 128, 1024, 65536), (4096, 128, 64, 65536), (8, 128, 2048, 131072),
+           (1, 128, 2048, 131072), (64, 16, 2048, 65536), (1, 16, 2048, 65536), (4096, 40, 2048, 65536))},
+    **{f"index scores {q} x {n} x {h} heads of {d}": indexer(q, n, h, d) for q, n, h, d in (
+        (2048, 16384, 24, 128), (2048, 16384, 48, 128), (2048, 16384, 5, 128), (2048, 16384, 33, 128), (2048, 16384, 96, 128),
+        (4096, 16384, 64, 64), (1024, 16384, 64, 256), (128, 131072, 64, 128), (1, 131072, 64, 128))},
+    **{f"top-k {k} of {rows} x {n}": largest(rows, n, k) for n in (4096, 8192, 16384, 65536, 131072)
+       for rows in (1, 8, 64, 512, 8192) for k in (64, 256, 512, 1024, 2048, 4096)
+       if k < n and rows * n <= 1 << 28 and (rows, n, k) not in ((1, 131072, 2048),)}}
+
+
 def copy_bandwidth(meter: Any) -> float:
     """Bytes read and written by a second of a large copy."""
     x = torch.ones(1 << 30, dtype=torch.bfloat16, device="cuda")
@@ -189,16 +238,19 @@ def copy_bandwidth(meter: Any) -> float:
     return 2e3 * x.numel() * x.element_size() / median(meter.window(ready, 8.0).ms for _ in range(5))
 
 
-def measure(c: Case, meter: Any, rounds: int) -> dict[str, Any]:
+def measure(c: Case, meter: Any, rounds: int, ms: float, checked: bool) -> dict[str, Any]:
     """Errors and times of ours and its peer."""
     given = c.make("cuda")
-    row: dict[str, Any] = {"error": c.check(given, c.ours(**given, **c.options)), "bar": c.bar}
+    error = c.check(given, c.ours(**given, **c.options)) if checked else 0.0
+    row: dict[str, Any] = {"error": error, "bar": c.bar, "us": 0.0}
+    if not rounds:
+        return row
     calls = {"us": lambda: c.ours(**given, **c.options), **({"torch us": lambda: c.theirs(**given)} if c.theirs else {})}
     ready = {who: meter.prepare(call, 2.0) for who, call in calls.items()}
     times: dict[str, list[float]] = {who: [] for who in ready}
     for r in range(rounds):
         for who in sorted(ready, reverse=bool(r % 2)):
-            times[who].append(meter.window(ready[who], 8.0).ms * 1e3)
+            times[who].append(meter.window(ready[who], ms).ms * 1e3)
     for who, t in times.items():
         row[who], row[f"spread {who}"] = median(t), (max(t) - min(t)) / median(t)
     return row
@@ -223,23 +275,29 @@ def summed_up(name: str, row: dict[str, Any], c: Case, copy: float, gathered: fl
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--only", default="", help="cases that contain one of these")
-    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--further", action="store_true", help="other shapes than those that have bars")
+    options.add_argument("--rounds", type=int, default=5, help="windows of each; 0: only the errors")
+    options.add_argument("--unchecked", action="store_true", help="only times")
+    options.add_argument("--ms", type=float, default=8.0, help="of a window")
     options.add_argument("--out", default="", help="write the rows as JSON")
     o = options.parse_args()
     from suite.measuring import CudaMeter
 
     meter = CudaMeter(0.03)
-    copy = copy_bandwidth(meter)
+    copy = copy_bandwidth(meter) if o.rounds else 0.0
     rows: list[dict[str, Any]] = []
     print(torch.cuda.get_device_name(), f"copy {copy / 1e12:.2f} TB/s", flush=True)
-    for name, c in CASES.items():
+    for name, c in (FURTHER if o.further else CASES).items():
         if o.only and not any(w in name for w in o.only.split(",")):
             continue
         try:
-            row = measure(c, meter, o.rounds)
+            row = measure(c, meter, o.rounds, o.ms, not o.unchecked)
         except Exception as e:  # a case that fails does not end the run
             rows.append({"name": name, "failed": f"{type(e).__name__}: {str(e).splitlines()[0][:200]}"})
             print(name, rows[-1]["failed"], flush=True)
+            continue
+        if not o.rounds:
+            print(f"{name:56s} error {row['error']:.2f} of the bound" + " WRONG" * (row["error"] > 1), flush=True)
             continue
         gathered = next((r["GB/s"] for r in rows if r["name"] == GATHERED and "us" in r), None)
         print(summed_up(name, row, c, copy, gathered), flush=True)
