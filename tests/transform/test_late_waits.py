@@ -1,5 +1,6 @@
-"""late_waits: GEMMs with operands in registers that run under the conversion of the next one."""
+"""late_waits: GEMMs that run under the conversion of an operand of the next one."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -63,4 +64,38 @@ def test_gemms_are_waited_for_where_their_registers_are_used(held, touched, stor
     rng = np.random.default_rng(0)
     arrays = {"X": rng.integers(-2, 3, (M, K)).astype(np.float16), "W": rng.integers(-2, 3, (N, K)).astype(np.float16)}
     got, expected = run_device(lowered, arrays).outputs, run_tile(program.func, arrays)
+    np.testing.assert_array_equal(got["Y"], expected["Y"])
+
+
+@pytest.mark.parametrize("onto, want", [("other", [0, 0]), ("operand", [0, 0])])
+def test_gemms_of_shared_tiles_run_under_a_conversion(onto, want):
+    """Two GEMMs into one accumulator, and a tile that is converted behind them: one of its own, or their operand."""
+    @T.prim_func
+    def main(X: T.Tensor((M, K), "float16"), W: T.Tensor((N, K), "float16"), Z: T.Tensor((N, K), "float8_e4m3fn"),
+             Y: T.Tensor((M, K), "float32")):
+        with T.Kernel(1, threads=128):
+            Xs, Ws, Zs = T.alloc_shared((M, K), "float16"), T.alloc_shared((N, K), "float16"), T.alloc_shared((N, K), Z.dtype)
+            Vs = T.alloc_shared((N, K), "float16") if onto == "other" else Ws
+            acc = T.alloc_fragment((M, K), "float32")
+            T.clear(acc)
+            for _ in T.serial(2):
+                S, P = T.alloc_fragment((M, N), "float32"), T.alloc_fragment((M, N), "float16")
+                T.copy(X, Xs)
+                T.copy(W, Ws)
+                T.copy(Z, Zs)
+                T.gemm(Xs, Ws, S, transpose_B=True, clear_accum=True)
+                T.gemm(Xs, Ws, S, transpose_B=True)
+                T.copy(Zs, Vs)
+                T.copy(S, P)
+                T.gemm(P, Vs, acc)
+            T.copy(acc, Y)
+
+    lowered = lower(main.func, SM90A)
+    text = print_kernel(lowered.kernels[0]).split("__global__")[1]
+    assert waits(lowered) == want
+    assert (text.index("tl::half_of_float8") < text.index("tl::wgmma_wait")) == (onto == "other")
+    rng = np.random.default_rng(0)
+    arrays = {n: rng.integers(-1, 2, x).astype(np.float16) for n, x in (("X", (M, K)), ("W", (N, K)))}
+    arrays["Z"] = rng.integers(-1, 2, (N, K)).astype(ml_dtypes.float8_e4m3fn)
+    got, expected = run_device(lowered, arrays).outputs, run_tile(main.func, arrays)
     np.testing.assert_array_equal(got["Y"], expected["Y"])

@@ -321,7 +321,7 @@ class _Pins:
         if s.c.buffer in state.all():
             self.flying.add(id(s))
             for loop, entry in self.loops:
-                if s.c.buffer not in entry.all():
+                if s.c.buffer not in entry.all() and all(x.buffer is not s.c.buffer for x in walk(loop, Alloc)):
                     self.note(self.before, loop, frozenset((s.c.buffer,)))
                     break
         return state.issue(used, frozenset((r.buffer.data, r is s.c) for r in (s.a, s.c) if r.buffer in used))
