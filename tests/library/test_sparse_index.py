@@ -6,7 +6,7 @@ import pytest
 
 from tilelang.errors import TileLangError
 from tilelang.library import index_scores, topk_indices
-from tilelang.library.attention import topk
+from tilelang.library.attention import sparse_index, topk
 
 MACHINES = {"cpu": None, "sm_80": {"kind": "cuda", "arch": "sm_80"}, "sm_90a": {"kind": "cuda", "arch": "sm_90a"},
             "gfx942": {"kind": "hip", "mcpu": "gfx942"}}
@@ -14,8 +14,10 @@ EACH = ["cpu", "sm_80", "sm_90a", pytest.param("gfx942", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("where", EACH)
-@pytest.mark.parametrize("dtype, heads, dim", [("float8_e4m3fn", 64, 128), ("bfloat16", 8, 32)])
-def test_scores_are_those_of_float64(dtype, heads, dim, where):
+@pytest.mark.parametrize("dtype, heads, dim, pieces", [("float8_e4m3fn", 64, 128, 1), ("bfloat16", 8, 32, 2),
+                                                       ("bfloat16", 24, 32, 1), ("float8_e4m3fn", 5, 32, 3)])
+def test_scores_are_those_of_float64(dtype, heads, dim, pieces, where, monkeypatch):
+    monkeypatch.setattr(sparse_index, "_pieces", lambda *_: pieces)
     rng = np.random.default_rng(0)
     queries, keys = 5, 300
     q, k = (rng.standard_normal(s).astype(getattr(ml_dtypes, dtype)) for s in ((queries, heads, dim), (keys, dim)))

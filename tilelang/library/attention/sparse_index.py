@@ -12,9 +12,10 @@ from typing import Any
 import tilelang.language as T
 from tilelang.errors import error
 
-from ..arrays import contiguous, empty, filled, type_name
+from ..arrays import contiguous, empty, filled, padded, type_name
 from .inputs import check_like, fast_kernel, running_on
 
+TILE = 192  # keys of a tile of three warp groups
 _TYPES = "float8_e4m3fn", "float16", "bfloat16"
 
 
@@ -22,9 +23,10 @@ def index_scores(q: Any, k: Any, weights: Any, q_scale: Any = None, k_scale: Any
                  target: Any = None) -> Any:
     """k_scale[j] * sum over heads h of weights[i, h] * q_scale[i, h] * relu(q[i, h] . k[j]): (queries, keys), float32.
 
-    q: (queries, heads, dim); k: (keys, dim): both float8_e4m3fn, float16 or bfloat16; dim a multiple of 32 up to 256, heads a
-    power of two up to 128. weights, q_scale: (queries, heads), float32; k_scale: (keys,), float32; scales are positive, None
-    is 1. ends: (queries,) int32: scores of keys from ends[i] on are -inf, and most of them take no time; None: all keys.
+    q: (queries, heads, dim); k: (keys, dim): both float8_e4m3fn, float16 or bfloat16; dim a multiple of 32 up to 256, up to 128
+    heads (a number that is no multiple of 8, nor 1, 2 or 4, is copied with zeros behind). weights, q_scale: (queries, heads),
+    float32; k_scale: (keys,), float32; scales are positive, None is 1. ends: (queries,) int32: scores of keys from ends[i] on
+    are -inf, and most of them take no time; None: all keys.
     Raises attention-argument, attention-shape, attention-gradient.
 
     >>> rng = np.random.default_rng(0)
@@ -37,9 +39,9 @@ def index_scores(q: Any, k: Any, weights: Any, q_scale: Any = None, k_scale: Any
         raise error("attention-argument", f"index_scores: {found}", found=found,
                     expected=f"q (queries, heads, dim) and k (keys, dim), both {', '.join(_TYPES[:2])} or {_TYPES[2]}")
     (queries, heads, dim), keys = (int(n) for n in q.shape), int(k.shape[0])
-    if dim % 32 or not 0 < dim <= 256 or heads not in (1, 2, 4, 8, 16, 32, 64, 128):
+    if dim % 32 or not 0 < dim <= 256 or not 0 < heads <= 128:
         raise error("attention-shape", f"index_scores has no kernel for {heads} heads of {dim}",
-                    found=f"{heads} heads of {dim}", expected="a multiple of 32 up to 256, a power of two up to 128 heads",
+                    found=f"{heads} heads of {dim}", expected="a multiple of 32 up to 256, 1 to 128 heads",
                     hint="pad with zeros")
     ends, k_scale = (y if y is not None else filled(q, (n,), value, kind) for y, n, value, kind in (
         (ends, queries, keys, "int32"), (k_scale, keys, 1, "float32")))
@@ -49,15 +51,25 @@ def index_scores(q: Any, k: Any, weights: Any, q_scale: Any = None, k_scale: Any
         "k_scale": (k_scale, (keys,), "float32"), "ends": (ends, (queries,), "int32")}, hint="convert the arguments")
     out = empty(q, (queries, keys), "float32")
     if queries and keys:
-        at = running_on(q, target)
-        kernel = fast_kernel(at, index_kernel, heads, dim, type_name(q), at.target.has_wgmma)
+        at, more = running_on(q, target), -heads % (8 if heads > 4 else 4 if heads == 3 else 1)
         weights = weights if q_scale is None else weights * q_scale
-        kernel(*map(contiguous, (q.reshape(queries * heads, dim), k, weights.reshape(queries * heads), k_scale, ends)), out)
+        if more:
+            q, weights, heads = padded(q, 0, more), padded(weights, more), heads + more
+        wide, sms = at.target.has_wgmma, max(1, at.sms or at.target.limits.sm_count)
+        pieces = _pieces(-(-queries // max(1, 128 // heads)), -(-keys // (TILE if wide else 64)), sms)
+        tensors = map(contiguous, (q.reshape(queries * heads, dim), k, weights.reshape(queries * heads), k_scale, ends))
+        fast_kernel(at, index_kernel, heads, dim, type_name(q), wide)(*tensors, pieces, out)
     return out
 
 
-def index_kernel(heads: int, dim: int, dtype: str, wide: bool, stages: int = 4, tile: int = 192) -> Any:
-    """The kernel (Q, K, W, Unit, Ends, Out). W: weights with the scales of the queries. wide: tiles for wgmma, of three groups.
+def _pieces(blocks: int, tiles: int, sms: int) -> int:
+    """How many blocks divide the tiles of keys of the same queries. A block takes the time of two tiles to start and end."""
+    return min(range(1, max(2, min(sms, tiles + 1))), key=lambda n: -(-blocks * n // sms) * (-(-tiles // n) + 2))
+
+
+def index_kernel(heads: int, dim: int, dtype: str, wide: bool, stages: int = 4, tile: int = TILE) -> Any:
+    """The kernel (Q, K, W, Unit, Ends, pieces, Out). W: weights with the scales of the queries. pieces: blocks of the same
+    queries. wide: tiles for wgmma, of three groups.
 
     Weighted scores have a fragment of their own: in registers of the GEMM they would be no multiply-adds of the sums.
     Scales of keys are loaded into registers one tile ahead.
@@ -72,8 +84,8 @@ def index_kernel(heads: int, dim: int, dtype: str, wide: bool, stages: int = 4, 
     @T.prim_func
     def index_scores(Q: T.Tensor((queries * heads, dim), dtype), K: T.Tensor((keys, dim), dtype),
                      W: T.Tensor((queries * heads,), "float32"), Unit: T.Tensor((keys,), "float32"),
-                     Ends: T.Tensor((queries,), "int32"), Out: T.Tensor((queries, keys), "float32")):
-        with T.Kernel(T.ceildiv(queries, per), threads=threads) as b:
+                     Ends: T.Tensor((queries,), "int32"), pieces: T.int32, Out: T.Tensor((queries, keys), "float32")):
+        with T.Kernel(T.ceildiv(queries, per), pieces, threads=threads) as (b, p):
             Qs, Ks = T.alloc_shared((columns, dim), dtype), T.alloc_shared((tile, dim), dtype)
             S, weighted = T.alloc_fragment((tile, columns), "float32"), T.alloc_fragment((tile, columns), "float32")
             weight, total = T.alloc_fragment((columns,), "float32"), T.alloc_fragment((tile, per), "float32")
@@ -83,9 +95,10 @@ def index_kernel(heads: int, dim: int, dtype: str, wide: bool, stages: int = 4, 
             T.copy(W[b * columns:(b + 1) * columns], weight)
             T.copy(Ends[b * per:(b + 1) * per], end)
             used = T.ceildiv(T.max(T.min(furthest(Ends, b * per), keys), 0), tile)
+            first, last = used * p // pieces, used * (p + 1) // pieces
             for j in T.Parallel(tile):
-                ahead[j] = Unit[T.min(j, keys - 1)]
-            for t in T.Pipelined(used, num_stages=stages):
+                ahead[j] = Unit[T.min(first * tile + j, keys - 1)]
+            for t in T.Pipelined(first, last, num_stages=stages):
                 T.copy(K[t * tile:(t + 1) * tile, :], Ks)
                 T.copy(ahead, unit)
                 for j in T.Parallel(tile):
@@ -98,7 +111,8 @@ def index_kernel(heads: int, dim: int, dtype: str, wide: bool, stages: int = 4, 
                     if T.And(t * tile + j < keys, b * per + i < queries):
                         shown = t * tile + j < end[i]
                         Out[b * per + i, t * tile + j] = T.if_then_else(shown, total[j, i] * unit[j], -T.infinity("float32"))
-            for t in T.serial(used, T.ceildiv(keys, tile)):
+            rest = T.ceildiv(keys, tile) - used
+            for t in T.serial(used + rest * p // pieces, used + rest * (p + 1) // pieces):
                 for i, j in T.Parallel(per, tile):
                     if T.And(t * tile + j < keys, b * per + i < queries):
                         Out[b * per + i, t * tile + j] = -T.infinity("float32")
