@@ -106,3 +106,12 @@ def test_a_call_without_an_initial_state_is_compiled_whole(name):
 
     for got, want in zip(gradients(torch.compile(loss, fullgraph=True, backend="aot_eager")), gradients(loss)):
         assert torch.equal(got, want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_keys_of_more_than_128_channels(name):
+    given, grads = drawn(name, 1, 40, 1, 1, 192, 64, "float64" if name == "kda" else "bfloat16")
+    exact = [x.double() for x in given]
+    for got, want in zip(results(ours(name), given, grads), results(recurrence, exact, [x.double() for x in grads])):
+        assert (got.double() - want).norm() <= 2.0**-6 * want.norm() + 1e-9

@@ -18,6 +18,7 @@ register("delta-argument", ValueError, "tensors of a delta rule that do not go t
          "see the shapes in the docstring of the function", expected="tensors of the shapes and types that the function names")
 
 STEPS = 8  # at most as many are computed one after another
+TILE = 64 * 128  # elements of q in a chunk of gradients
 
 
 def gated_delta(q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, *, scale: float | None = None, initial: Any = None,
@@ -27,8 +28,8 @@ def gated_delta(q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, *, scale: flo
         state_t = alpha_t (state_(t-1) - beta_t k_t (k_t^T state_(t-1))) + beta_t k_t v_t^T,      o_t = scale state_t^T q_t.
 
     q, k: (batch, seq, key heads, dim_k); v: (batch, seq, heads, dim_v), float16 or bfloat16.  Rows of k must be normalised.
-    heads is a multiple of the number of key heads; dim_k is at most 128; seq is any length: up to 8 steps, as in decoding, are
-    computed one after another.  Kernels take dim_k of 64 or 128 and dim_v of whole 64: others are copied with zeros behind.
+    heads is a multiple of the number of key heads; dim_k is at most 256; seq is any length: up to 8 steps, as in decoding, are
+    computed one after another.  Kernels take dim_k and dim_v of whole 64: others are copied with zeros behind.
     log_alpha, beta: (batch, seq, heads), float32; log_alpha at most 0, where less than -20 counts as -20.
     scale: dim_k ** -0.5 by default.  initial: the state before the first step, zeros by default.  float64, for all tensors, on
     the CPU.
@@ -93,7 +94,7 @@ def _results(name: str, *args: Any) -> Results:
 
 def _form(name: str, q: Any, v: Any, at: Place) -> DeltaForm:
     heads, kind = v.shape[2], type_name(q)
-    wgmma = at.target.has_wgmma and kind != "float64"
+    wgmma = at.target.has_wgmma and kind != "float64" and q.shape[3] <= 128
     return DeltaForm(heads, heads // q.shape[2], q.shape[3], v.shape[3], kind, name == "kda", wgmma)
 
 
@@ -137,7 +138,7 @@ def _gradient(name: str, *args: Any) -> None:
     form = _form(name, q, v, at)
     together = at.target.is_gpu and 2 * batch * heads * (dim_v // COLUMNS) <= (at.sms or at.chip.sms)
     form = form._replace(together=together and not form.channels)
-    form, kernel = fitting_kernel(at, delta_backward, *(form._replace(chunk=n) for n in CHUNKS))
+    form, kernel = fitting_kernel(at, delta_backward, *(form._replace(chunk=n) for n in CHUNKS if n * form.dim_k <= TILE))
     chunks = -(-seq // form.chunk)
     work = [empty(q, *x) for x in workspace(form, batch, chunks)]
     work += [empty(q, (batch, heads, chunks, dim_v, dim_k), type_name(q)) for _ in (0, 1)]
@@ -162,9 +163,9 @@ def _check(name: str, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, initial
         raise error("delta-argument", f"the shapes given to {name} do not go together: {found}", found=found,
                     expected="q (batch, seq, key heads, dim_k), v (batch, seq, heads, dim_v), heads a multiple of key heads")
     (batch, seq, heads, dim_v), dim_k, kind = v.shape, q.shape[3], type_name(q)
-    if not 0 < dim_k <= 128 or not dim_v or kind not in ("float16", "bfloat16", "float64"):
+    if not 0 < dim_k <= 256 or not dim_v or kind not in ("float16", "bfloat16", "float64"):
         raise error("delta-argument", f"{name} has no kernel for {kind}, dim_k {dim_k} and dim_v {dim_v}",
-                    expected="float16 or bfloat16, float64 on the CPU; dim_k of 1 to 128",
+                    expected="float16 or bfloat16, float64 on the CPU; dim_k of 1 to 256",
                     found=f"{kind}, dim_k {dim_k}, dim_v {dim_v}", hint="convert q, k and v")
     row, acc = (batch, seq, heads), "float64" if kind == "float64" else "float32"
     given = {"k": (k, tuple(q.shape), kind), "v": (v, tuple(v.shape), kind), "beta": (beta, row, acc),
