@@ -13,7 +13,7 @@ from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.library import flash_decode
 from tilelang.library import place
 from tilelang.library.attention.decode_kernels import decode_attention
-from tilelang.library.attention.flash_decode import decode_splits, decode_tile, narrow_tile
+from tilelang.library.attention.flash_decode import decode_splits, decode_tile, is_wide, narrow_tile
 from tilelang.library.attention.decode_problem import DecodeSizes
 from tilelang.library.attention.form import DecodeForm
 from tilelang.library.attention.tile_cost import machine_of, shared_bytes
@@ -100,6 +100,11 @@ def test_more_splits_than_tiles(on):
 
 
 @everywhere
+def test_one_sequence_longer_than_the_others_together(on):
+    check(on, [40, 0, 700, 3, 90], splits=2, window=None if on != "sm_80" else 650)
+
+
+@everywhere
 @pytest.mark.parametrize("seq_q, heads, kv_heads", [(3, 8, 2), (20, 8, 1), (2, 4, 4)])
 def test_several_queries_and_heads_in_one_tile(on, seq_q, heads, kv_heads):
     check(on, [90, 33, 2], seq_q, heads, kv_heads, splits=2)
@@ -125,7 +130,8 @@ def test_head_dimensions_pages_and_types(on, dim, dim_v, page, dtype):
 
 
 @everywhere
-@pytest.mark.parametrize("dtype, seq_q, dim", [("float16", 3, 64), ("bfloat16", 1, 64), ("bfloat16", 9, 48)])
+@pytest.mark.parametrize("dtype, seq_q, dim", [
+    ("float16", 3, 64), ("bfloat16", 1, 64), ("bfloat16", 9, 48), ("bfloat16", 17, 64), ("float16", 9, 96)])
 def test_caches_of_float8(on, dtype, seq_q, dim):
     rng = np.random.default_rng(2)
     q, lengths = normal(rng, (2, seq_q, 8, dim), dtype), np.array([70, 37], np.int32)
@@ -197,6 +203,8 @@ def test_splits_fill_the_machine():
         assert (n > 1) == shared and (not shared or batch * 8 * n >= 100), (batch, n)
     s = sizes(1, width=1)
     assert decode_splits(m, s, decode_tile(m, s)) == 1
+    long = sizes(64, width=2048)
+    assert decode_splits(m, long, decode_tile(m, long)) >= 8
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80", "sm_89"])
@@ -212,16 +220,18 @@ def test_tiles_fit_and_lie_in_one_page_or_have_whole_ones(arch):
 
 
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
-@pytest.mark.parametrize("dim, page, narrow", [(64, 64, False), (128, 64, False), (128, None, False), (128, 16, False),
-                                               (256, 64, False), (128, 64, True)])
-def test_assembles_without_spills_or_serialised_products(dim, page, narrow):
-    s = sizes(dim=dim, page=page)
+@pytest.mark.parametrize("dim, page, narrow, seq_q", [
+    (64, 64, False, 1), (128, 64, False, 1), (128, None, False, 1), (128, 16, False, 1), (256, 64, False, 1),
+    (128, 64, True, 1), (128, 64, True, 16), (128, 64, True, 32)])
+def test_assembles_without_spills_or_serialised_products(dim, page, narrow, seq_q):
+    s = sizes(dim=dim, page=page)._replace(seq_q=seq_q)
     tile, kind = (narrow_tile if narrow else decode_tile)(machine_of(SM90), s), "float8_e4m3fn" if narrow else "float16"
     batch, pages, width = T.dynamic("batch, pages, width")
     steps = T.dynamic("a, b, c, d, e, f")
     strides = tuple((*(16 * x for x in steps[i:i + 3]), 1) for i in (0, 3))
     open_sizes = s._replace(batch=batch, pages=pages if page else batch, width=width)
-    program = decode_attention(DecodeForm(open_sizes, strides, "float16", None, tile, True, True, kind))
+    wide = narrow and is_wide(machine_of(SM90), s)
+    program = decode_attention(DecodeForm(open_sizes, strides, "float16", None, tile, True, True, kind, wide=wide))
     configs = {"enable_fast_math": True, "enable_hopper": True, "persistent": False, "disable_warp_specialized": narrow}
     for k in lower(program.func, SM90, {f"tl.{name}": value for name, value in configs.items()}).kernels:
         cubin = nvrtc.compile_cubin(print_kernel(k, fast_math=True), "sm_90a")

@@ -18,33 +18,39 @@ from tilelang.target.machine import REGISTERS_PER_SM
 
 from .decode_problem import DecodeSizes
 from .form import LOG2E, DecodeForm, Tile
-from .kernels import LAG, KeyTiles, attend, fetch, ln2, power_of_two, reset, working_set
+from .kernels import LAG, KeyTiles, attend, fetch, hide_keys, ln2, power_of_two, reset, working_set
 
 
 @T.macro
 def merge_splits(f, Means, Sums, O, LSE, splits, first, b):
     """Compute rows of O[b] from `first` on (of query i and head h: i * heads + h) from the means of all splits, weighted by
     their sums. Sums holds the logarithms; -inf: no key seen."""
-    rows, heads, queries = merged_rows(f), f.sizes.heads, f.sizes.seq_q
-    mean = T.alloc_fragment((rows, f.sizes.dim_v), "float32")
-    top, total, weight = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2)]
-    T.fill(top, -T.infinity("float32"))
-    for s in T.serial(splits):
-        for r in T.Parallel(rows):
-            n = T.min(first + r, queries * heads - 1)
-            top[r] = T.max(top[r], Sums[s, b, n % heads, n // heads])
+    rows, heads, queries, each = merged_rows(f), f.sizes.heads, f.sizes.seq_q, AT_ONCE
+    sums, mean = T.alloc_fragment((each, rows, f.sizes.dim_v), "float32"), T.alloc_fragment((rows, f.sizes.dim_v), "float32")
+    weights, parts = T.alloc_fragment((each, rows), "float32"), T.alloc_fragment((each, rows), "float32")
+    top, total = T.alloc_fragment((rows,), "float32"), T.alloc_fragment((rows,), "float32")
+    T.fill(parts, -T.infinity("float32"))
+    for k in T.serial(T.ceildiv(splits, each)):
+        for i, r in T.Parallel(each, rows):  # behind the last split the last one again
+            s, n = T.min(k * each + i, splits - 1), T.min(first + r, queries * heads - 1)
+            parts[i, r] = T.max(parts[i, r], Sums[s, b, n % heads, n // heads])
+    T.reduce_max(parts, top, dim=0)
     for r in T.Parallel(rows):
         top[r] = T.if_then_else(top[r] == -T.infinity("float32"), 0.0, top[r])
-    T.clear(mean)
-    T.clear(total)
-    for s in T.serial(splits):
-        for r in T.Parallel(rows):
-            n = T.min(first + r, queries * heads - 1)
-            weight[r] = T.exp2((Sums[s, b, n % heads, n // heads] - top[r]) * LOG2E)
-            total[r] += weight[r]
-        for r, j in T.Parallel(rows, f.sizes.dim_v):
-            n = T.min(first + r, queries * heads - 1)
-            mean[r, j] += weight[r] * Means[s, b, n // heads, n % heads, j]
+    T.clear(sums)
+    T.clear(parts)
+    for k in T.serial(T.ceildiv(splits, each)):
+        for i, r in T.Parallel(each, rows):
+            s, n = T.min(k * each + i, splits - 1), T.min(first + r, queries * heads - 1)
+            weight = T.exp2((Sums[s, b, n % heads, n // heads] - top[r]) * LOG2E)
+            weights[i, r] = T.if_then_else(k * each + i < splits, weight, 0.0)
+        for i, r in T.Parallel(each, rows):
+            parts[i, r] += weights[i, r]
+        for i, r, j in T.Parallel(each, rows, f.sizes.dim_v):
+            s, n = T.min(k * each + i, splits - 1), T.min(first + r, queries * heads - 1)
+            sums[i, r, j] += weights[i, r] * Means[s, b, n // heads, n % heads, j]
+    T.reduce_sum(parts, total, dim=0)
+    T.reduce_sum(sums, mean, dim=0)
     for r, j in T.Parallel(rows, f.sizes.dim_v):
         n = first + r
         if n < queries * heads:
@@ -57,7 +63,7 @@ def merge_splits(f, Means, Sums, O, LSE, splits, first, b):
 
 
 def merged_rows(f: DecodeForm) -> int:
-    """Rows that a block merges: 8 elements for each of 128 threads."""
+    """Rows that a block merges: 8 elements for each of 128 threads, of AT_ONCE splits."""
     return max(1, 1024 // f.sizes.dim_v)
 
 
@@ -74,7 +80,7 @@ def load_queries(f, Qs, Q, b, h, row, factor):
 @T.macro
 def magnitude(f, Q, b, h, row):
     """(x, 1 / x): the power of two in the largest query of a tile. Queries over x are float16, whatever their exponents."""
-    if f.math == f.dtype:
+    if f.math == f.dtype and not f.wide:
         return 1.0, 1.0
     q, most = T.alloc_fragment((f.tile.rows, f.sizes.dim), "float32"), T.alloc_fragment((f.tile.rows,), "float32")
     largest = T.alloc_fragment((1,), "float32")
@@ -114,16 +120,21 @@ def row_at(j: Any, dim: int) -> Any:
     return j // 128 * 128 + j % 64 // 16 * 32 + j % 8 * 4 + j % 128 // 64 * 2 + j % 16 // 8
 
 
+AT_ONCE = 4  # splits of which a block loads the means at once
+HIGH = 128.0  # the least that the largest query of a tile is in sums of float8: its other bits are then no subnormal numbers
+
+
 def piece(n: int, most: int) -> int:
     """The largest multiple of 16 that divides n, up to `most`; at least 16."""
     return max(d for d in range(16, n + 1, 16) if n % d == 0 and d <= max(16, most))
 
 
-def narrow_blocks(sizes: DecodeSizes, tile: Tile, latent: bool = False) -> int:
+def narrow_blocks(sizes: DecodeSizes, tile: Tile, latent: bool = False, wide: bool = False) -> int:
     """Blocks of narrow caches for which an SM of sm_90 has room: they hide the latencies of each other."""
     dim, dim_v, rows, keys = *sizes[4:6], tile.rows, tile.keys
-    registers = (dim_v + keys) * rows // tile.threads + rows // 2 + max(40, 24 + dim_v // 16)
-    shared = 2 * rows * (dim + keys) + tile.stages * keys * (dim if latent else dim + dim_v) + 1024
+    registers = (dim_v + keys) * rows // tile.threads + (16 if wide else rows // 2) + max(40, 24 + dim_v // 16)
+    own = rows * dim * 2 + 2 * keys * (dim_v if wide else rows)
+    shared = own + tile.stages * keys * (dim if latent else dim + dim_v) + 1024
     return max(1, min(6, REGISTERS_PER_SM // (tile.threads * registers), (228 << 10) // shared))
 
 
@@ -222,6 +233,81 @@ def attend_narrow(f, load, c, unit, tiles, hides):
 
 
 @T.macro
+def put_term(x, tile, i, j):
+    """Store a float32 to tile[i, j]; what its rounding leaves."""
+    term = T.cast(x, tile.dtype)
+    tile[i, j] = term
+    return x - T.cast(term, "float32")
+
+
+def put_terms(x: Any, tiles: list[Any], i: Any, j: Any) -> None:
+    """Store a float32 as the sum of element (i, j) of tiles."""
+    for tile in tiles:
+        x = put_term(x, tile, i, j)
+
+
+def score_terms(Qs: list[Any], Ks: Any, S: Any) -> None:
+    """S = Q Ks^T for the sum Q of tiles."""
+    for n, Q in enumerate(Qs):
+        T.gemm(Q, Ks, S, transpose_B=True, clear_accum=n == 0)
+
+
+@T.macro
+def attend_wide(f, load, scaled, unit, tiles, hides):
+    """`attend` for caches of float8 and many rows: S = Q K^T in float8, acc = P V in float16.
+
+    Queries are sums of float8, each of which K is multiplied by as it lies. V is converted, once for all rows of a block.
+    """
+    (rows, keys), dim, dim_v = (f.tile.rows, f.tile.keys), f.sizes.dim, f.sizes.dim_v
+    Qs = [T.alloc_shared((rows, dim), f.kv_dtype) for _ in range(f.terms)]
+    Ks, Raw = T.alloc_shared((keys, dim), f.kv_dtype), T.alloc_shared((keys, dim_v), f.kv_dtype)
+    Vs = T.alloc_shared((keys, dim_v), f.math)
+    S, P = T.alloc_fragment((rows, keys), f.accum), T.alloc_fragment((rows, keys), f.math)
+    acc = T.alloc_fragment((rows, dim_v), f.accum)
+    top, before, factor, total, over = [T.alloc_fragment((rows,), f.accum) for _ in range(5)]
+    most = T.alloc_fragment((1,), f.accum)
+    c = scaled * (1.0 / HIGH)
+    limit = LAG / c
+    load(Qs)
+    reset(acc, top, total, c)
+    for k in T.Pipelined(tiles.begin, tiles.end, num_stages=f.tile.stages):
+        key = tiles.place(k)
+        fetch(tiles.keys(key), Ks)
+        fetch(tiles.values(key), Raw)
+        score_terms(Qs, Ks, S)
+        T.copy(Raw, Vs)
+        if hides(k):
+            hide_keys(S, lambda i, j, k=k, key=key: tiles.visible(k, key, i, j))
+        T.reduce_max(S, over, dim=1)
+        for i in T.Parallel(rows):
+            over[i] = over[i] - top[i]
+        T.reduce_max(over, most, dim=0)
+        if most[0] > limit:
+            T.copy(top, before)
+            T.reduce_max(S, top, dim=1)
+            for i in T.Parallel(rows):
+                top[i] = T.if_then_else((top[i] - before[i]) * c > LAG, top[i], before[i])
+            for i in T.Parallel(rows):
+                factor[i] = T.exp2((before[i] - top[i]) * c)
+            for i in T.Parallel(rows):
+                total[i] *= factor[i]
+            for i, j in T.Parallel(rows, dim_v):
+                acc[i, j] *= factor[i]
+        for i, j in T.Parallel(rows, keys):
+            S[i, j] = T.exp2(S[i, j] * c - top[i] * c)
+        T.reduce_sum(S, total, dim=1, clear=False)
+        T.copy(S, P)
+        T.gemm(P, Vs, acc)
+    for i in T.Parallel(rows):
+        factor[i] = T.if_then_else(total[i] == 0, 0.0, unit * T.fast_rcp(total[i]))
+    for i, j in T.Parallel(rows, dim_v):
+        acc[i, j] *= factor[i]
+    for i in T.Parallel(rows):
+        total[i] = T.if_then_else(total[i] == 0, -T.infinity(f.accum), (T.log2(total[i]) + top[i] * c) * ln2(total))
+    return acc, total
+
+
+@T.macro
 def store(f, acc, total, results, at, h, row, with_log):
     """Store the rows of a tile that are queries: acc to mean[*at, query, head, :], total to log[*at, head, query].
 
@@ -230,14 +316,23 @@ def store(f, acc, total, results, at, h, row, with_log):
     """
     mean, log = results
     for i, j in T.Parallel(*acc.shape):
-        r, d = (row + j, row_at(i, f.sizes.dim_v)) if f.narrow else (row + i, j)
-        if r < f.used if not f.narrow else T.And(r < f.used, i < f.sizes.dim_v):
+        r, d = (row + j, row_at(i, f.sizes.dim_v)) if f.columns else (row + i, j)
+        if r < f.used if not f.columns else T.And(r < f.used, i < f.sizes.dim_v):
             mean[(*at, r // f.group, h * f.group + r % f.group, d)] = acc[i, j]
     if with_log:
         for i in T.Parallel(*total.shape):
             r = row + i
             if r < f.used:
                 log[(*at, h * f.group + r % f.group, r // f.group)] = total[i]
+
+
+@T.macro
+def load_terms(f, Qs, Q, b, h, row, factor):
+    """Load queries as sums of float8, as load_queries does it: each is what is left of those before it."""
+    for i, j in T.Parallel(*Qs[0].shape):
+        r = row + i
+        q = T.if_then_else(r < f.used, Q[b, r // f.group, h * f.group + r % f.group, j], T.cast(0, f.dtype))
+        put_terms(T.cast(q, "float32") * (factor * HIGH), Qs, i, j)
 
 
 def decode_attention(f: DecodeForm) -> Any:
@@ -267,6 +362,8 @@ def decode_attention(f: DecodeForm) -> Any:
                         lambda k, _, i, j: visible(f, k * keys + j, at + (row + i) // f.group))
 
     def queries(Q: Any, b: Any, h: Any, row: Any, factor: Any) -> Callable[[Any], Any]:
+        if f.narrow and not f.columns:
+            return lambda tiles: load_terms(f, tiles, Q, b, h, row, factor)
         return lambda tile: load_queries(f, tile, Q, b, h, row, factor)
 
     @T.prim_func
@@ -281,7 +378,7 @@ def decode_attention(f: DecodeForm) -> Any:
                      LSE: T.Tensor((batch, heads, seq_q) if f.with_lse else (1,), "float32")):
         with T.Kernel(splits, kv_heads * blocks, batch, threads=f.tile.threads) as (s, hb, b):
             if f.narrow:
-                T.annotate_min_blocks_per_sm(narrow_blocks(f.sizes, f.tile, f.latent))
+                T.annotate_min_blocks_per_sm(narrow_blocks(f.sizes, f.tile, f.latent, f.wide))
             work = None if f.narrow else working_set(f)
             c = scale * LOG2E
             h = hb // blocks
@@ -296,7 +393,8 @@ def decode_attention(f: DecodeForm) -> Any:
             size, factor = magnitude(f, Q, b, h, row)
             load, tiles = queries(Q, b, h, row, factor), key_range(K, V, Table, (b, h, row), at, (first, last))
             if f.narrow:
-                acc, total = attend_narrow(f, load, c * size, unit, tiles, lambda k: hides_keys(f, k, row, at))
+                main = attend_narrow if f.columns else attend_wide
+                acc, total = main(f, load, c * size, unit, tiles, lambda k: hides_keys(f, k, row, at))
             else:
                 acc, total = attend(f, work, load, c, tiles)
             if f.split:

@@ -19,6 +19,7 @@ from .inputs import check_disjoint, check_gradient, check_scale, check_tensors, 
 from .tile_cost import Machine, machine_of, shared_bytes
 
 _MOST_SPLITS = 64
+_LONGEST = 8192  # keys of a split of a sequence that fills its table: others may be shorter, and wait for it
 _RATE, _STEP, _START = 19.0, 500.0, 1500.0  # bytes per cycle and SM from memory; cycles of a step; cycles before the first step
 # Narrow caches: cycles of a step of a block that is alone on its SM, fixed ones, those of an element, and of one and a row;
 # cycles of an SM for an element, and for one and a row; of a row of a split that is merged; the exponent for latencies beside
@@ -32,7 +33,7 @@ def decode_choice(p: DecodeProblem, machine: Machine) -> tuple[Tile, int]:
     """The cost model's choice: (tile, splits)."""
     narrow = p.kv_dtype != p.dtype
     tile = narrow_tile(machine, p.sizes) if narrow else decode_tile(machine, p.sizes)
-    blocks = narrow_blocks(p.sizes, tile) if narrow and machine.kind == "wgmma" else 0
+    blocks = narrow_blocks(p.sizes, tile, wide=is_wide(machine, p.sizes)) if narrow and machine.kind == "wgmma" else 0
     return tile, p.splits or decode_splits(machine, p.sizes, tile, blocks)
 
 
@@ -51,10 +52,20 @@ def decode_tile(m: Machine, sizes: DecodeSizes) -> Tile:
     return Tile(64, 16, 2, 128)
 
 
-def narrow_tile(m: Machine, sizes: DecodeSizes) -> Tile:
+def is_wide(m: Machine, sizes: DecodeSizes, latent: bool = False) -> bool:
+    """Whether the rows of a tile are rows of GEMMs, of which one takes float8, where caches are narrow (DecodeForm.wide)."""
+    rows = sizes.seq_q * sizes.heads // max(1, sizes.kv_heads)
+    return m.kind == "wgmma" and rows > 32 and sizes.dim % 32 == 0 and sizes.dim + sizes.dim_v <= 256 and not latent
+
+
+def narrow_tile(m: Machine, sizes: DecodeSizes, latent: bool = False) -> Tile:
     """The tile for caches of float8: rows are columns of instructions, in steps of 8, as many as leave registers for their
     accumulators, the same in all blocks of a kv head."""
     used = sizes.seq_q * sizes.heads // max(1, sizes.kv_heads)
+    if is_wide(m, sizes, latent):
+        rows = 64 * min(2, ceil(used / 64))
+        most = 128 if rows == 64 and sizes.dim + sizes.dim_v > 128 else 64
+        return Tile(rows, _keys(sizes, most, most), 2, 2 * rows)
     blocks = ceil(used / max(8, min(64, 16384 // sizes.dim_v // 8 * 8)))
     most = 64 if m.kind == "wgmma" or sizes.dim + sizes.dim_v <= 384 else 32
     keys = _keys(sizes, most, most)
@@ -94,7 +105,8 @@ def decode_splits(m: Machine, sizes: DecodeSizes, tile: Tile, narrow: int = 0, l
         merge = (n > 1) * (_MERGE + n * (_MERGE_SPLIT + merged))
         return starts + ceil(steps / n) * (waves * loop(narrow or 1) + loop(rest)) + merge
 
-    return min(range(1, min(_MOST_SPLITS, steps) + 1), key=cost)
+    most = min(_MOST_SPLITS, steps)
+    return min(range(min(most, ceil(steps * tile.keys / _LONGEST)), most + 1), key=cost)
 
 
 def near_choices(sizes: DecodeSizes, model: tuple[Tile, int], any_splits: bool) -> list[tuple[Tile, int]]:
@@ -184,7 +196,8 @@ def _run(problem: DecodeProblem, machine: Machine, at: Place, like: Any,
     tile, splits = choice or decode_choice(p, machine)
     # Sizes and strides that are None are given by each call.
     kernel = decode_kernel(DecodeForm(z._replace(batch=None, pages=None, width=None), p.strides, p.dtype,
-                                      None if p.window is None else p.window - 1, tile, splits > 1, p.with_lse, p.kv_dtype), at)
+                                      None if p.window is None else p.window - 1, tile, splits > 1, p.with_lse, p.kv_dtype,
+                                      wide=p.kv_dtype != p.dtype and is_wide(machine, z)), at)
     # Workspace of the splits.
     shapes = (splits, z.batch, z.seq_q, z.heads, z.dim_v), (splits, z.batch, z.heads, z.seq_q)
     workspace = [maker(like, shape, "float32") for shape in shapes if splits > 1]

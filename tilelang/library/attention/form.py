@@ -259,7 +259,7 @@ class DecodeForm:
 
     strides: of the caches of K and V in elements, the last one 1. kv_dtype: the type of the caches. left: number of keys before
     its own that a query sees; None: all. split: whether several blocks divide the keys of a sequence. latent: whether V is the
-    first columns of K.
+    first columns of K. wide: whether GEMMs of narrow caches have a tile's rows as rows, and multiply K in float8.
     """
 
     sizes: DecodeSizes
@@ -271,6 +271,7 @@ class DecodeForm:
     with_lse: bool
     kv_dtype: str
     latent: bool = False
+    wide: bool = False
     accum = "float32"
 
     @property
@@ -282,6 +283,16 @@ class DecodeForm:
     def narrow(self) -> bool:
         """Whether caches have elements of 8 bits."""
         return self.kv_dtype != self.dtype
+
+    @property
+    def columns(self) -> bool:
+        """Whether the rows of a tile are columns of accumulators."""
+        return self.narrow and not self.wide
+
+    @property
+    def terms(self) -> int:
+        """Numbers of float8 whose sum is a query."""
+        return 3 if self.dtype == "float16" else 2
 
     @property
     def math(self) -> str:

@@ -135,7 +135,7 @@ def _narrow(f: MlaForm, at: Place, q: Any, cache: Any, lengths: Any, table: Any,
     page, width = (f.page, int(table.shape[1])) if f.page else (None, int(cache.shape[1]))
     sizes = DecodeSizes(batch, f.queries, heads, 1, dim, f.dim_v, int(cache.shape[0]), page, width)
     machine = machine_of(at.target, at.sms, f.dtype)
-    tile = narrow_tile(machine, sizes)
+    tile = narrow_tile(machine, sizes, True)
     splits = decode_splits(machine, sizes, tile, narrow_blocks(sizes, tile, True), True)
     steps = (page * dim if page else None, dim, dim, 1), (1,) * 4
     free = sizes._replace(batch=None, pages=None, width=None)

@@ -29,6 +29,7 @@ LOWEST = -1e30  # the first maximum; finite, so that rows without keys do not co
 ROWS_EACH = 4  # rows of a tile that one of 128 threads gathers, with 7 others
 REGS = 216, 72  # of a thread that multiplies, and of one that gathers or converts
 MERGING = 16  # blocks that look for divided sequences, per head
+AT_ONCE = 4  # splits of which a block loads the means at once
 
 
 class MlaForm(NamedTuple):
@@ -436,7 +437,7 @@ def merge(f, Means, Sums, Spans, O, LSE, h, s):
     slot, count = s + Spans[s, 0], Spans[s, 1] - Spans[s, 0] + 1
     logs, weights = T.alloc_fragment((f.splits,), "float32"), T.alloc_shared((f.splits,), "float32")
     top, total = T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
-    mean = T.alloc_fragment((f.dim_v,), "float32")
+    sums, mean = T.alloc_fragment((AT_ONCE, f.dim_v), "float32"), T.alloc_fragment((f.dim_v,), "float32")
     if count > 1:
         for k in T.Parallel(f.splits):
             logs[k] = T.if_then_else(k < count, Sums[slot + T.min(k, count - 1), h], -T.infinity("float32"))
@@ -445,10 +446,12 @@ def merge(f, Means, Sums, Spans, O, LSE, h, s):
             logs[k] = T.if_then_else(top[0] > LOWEST, T.exp2((logs[k] - top[0]) * LOG2E), 0.0)
         T.reduce_sum(logs, total, dim=0)
         T.copy(logs, weights)
-        T.clear(mean)
-        for k in T.serial(count):
-            for j in T.Parallel(f.dim_v):
-                mean[j] += weights[k] * Means[slot + k, h, j]
+        T.clear(sums)
+        for k in T.serial(T.ceildiv(count, AT_ONCE)):
+            for i, j in T.Parallel(AT_ONCE, f.dim_v):
+                n = T.min(k * AT_ONCE + i, count - 1)
+                sums[i, j] += T.if_then_else(k * AT_ONCE + i < count, weights[n], 0.0) * Means[slot + n, h, j]
+        T.reduce_sum(sums, mean, dim=0)
         for j in T.Parallel(f.dim_v):
             O[s, h, j] = T.if_then_else(total[0] > 0, mean[j] / total[0], 0.0)
         for j in T.Parallel(1):
