@@ -25,32 +25,26 @@ from .kernels import LAG, KeyTiles, attend, fetch, hide_keys, ln2, power_of_two,
 def merge_splits(f, Means, Sums, O, LSE, splits, first, b):
     """Compute rows of O[b] from `first` on (of query i and head h: i * heads + h) from the means of all splits, weighted by
     their sums. Sums holds the logarithms; -inf: no key seen."""
-    rows, heads, queries, each = merged_rows(f), f.sizes.heads, f.sizes.seq_q, AT_ONCE
-    sums, mean = T.alloc_fragment((each, rows, f.sizes.dim_v), "float32"), T.alloc_fragment((rows, f.sizes.dim_v), "float32")
-    weights, parts = T.alloc_fragment((each, rows), "float32"), T.alloc_fragment((each, rows), "float32")
-    top, total = T.alloc_fragment((rows,), "float32"), T.alloc_fragment((rows,), "float32")
-    T.fill(parts, -T.infinity("float32"))
-    for k in T.serial(T.ceildiv(splits, each)):
-        for i, r in T.Parallel(each, rows):  # behind the last split the last one again
-            s, n = T.min(k * each + i, splits - 1), T.min(first + r, queries * heads - 1)
-            parts[i, r] = T.max(parts[i, r], Sums[s, b, n % heads, n // heads])
-    T.reduce_max(parts, top, dim=0)
+    rows, heads, queries = merged_rows(f), f.sizes.heads, f.sizes.seq_q
+    mean = T.alloc_fragment((rows, f.sizes.dim_v), "float32")
+    top, total, weight = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2)]
+    T.fill(top, -T.infinity("float32"))
+    for s in T.serial(splits):
+        for r in T.Parallel(rows):
+            n = T.min(first + r, queries * heads - 1)
+            top[r] = T.max(top[r], Sums[s, b, n % heads, n // heads])
     for r in T.Parallel(rows):
         top[r] = T.if_then_else(top[r] == -T.infinity("float32"), 0.0, top[r])
-    T.clear(sums)
-    T.clear(parts)
-    for k in T.serial(T.ceildiv(splits, each)):
-        for i, r in T.Parallel(each, rows):
-            s, n = T.min(k * each + i, splits - 1), T.min(first + r, queries * heads - 1)
-            weight = T.exp2((Sums[s, b, n % heads, n // heads] - top[r]) * LOG2E)
-            weights[i, r] = T.if_then_else(k * each + i < splits, weight, 0.0)
-        for i, r in T.Parallel(each, rows):
-            parts[i, r] += weights[i, r]
-        for i, r, j in T.Parallel(each, rows, f.sizes.dim_v):
-            s, n = T.min(k * each + i, splits - 1), T.min(first + r, queries * heads - 1)
-            sums[i, r, j] += weights[i, r] * Means[s, b, n // heads, n % heads, j]
-    T.reduce_sum(parts, total, dim=0)
-    T.reduce_sum(sums, mean, dim=0)
+    T.clear(mean)
+    T.clear(total)
+    for s in T.serial(splits):
+        for r in T.Parallel(rows):
+            n = T.min(first + r, queries * heads - 1)
+            weight[r] = T.exp2((Sums[s, b, n % heads, n // heads] - top[r]) * LOG2E)
+            total[r] += weight[r]
+        for r, j in T.Parallel(rows, f.sizes.dim_v):
+            n = T.min(first + r, queries * heads - 1)
+            mean[r, j] += weight[r] * Means[s, b, n // heads, n % heads, j]
     for r, j in T.Parallel(rows, f.sizes.dim_v):
         n = first + r
         if n < queries * heads:
@@ -63,7 +57,7 @@ def merge_splits(f, Means, Sums, O, LSE, splits, first, b):
 
 
 def merged_rows(f: DecodeForm) -> int:
-    """Rows that a block merges: 8 elements for each of 128 threads, of AT_ONCE splits."""
+    """Rows that a block merges: 8 elements for each of 128 threads."""
     return max(1, 1024 // f.sizes.dim_v)
 
 
@@ -120,7 +114,6 @@ def row_at(j: Any, dim: int) -> Any:
     return j // 128 * 128 + j % 64 // 16 * 32 + j % 8 * 4 + j % 128 // 64 * 2 + j % 16 // 8
 
 
-AT_ONCE = 4  # splits of which a block loads the means at once
 HIGH = 128.0  # the least that the largest query of a tile is in sums of float8: its other bits are then no subnormal numbers
 
 

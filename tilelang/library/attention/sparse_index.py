@@ -58,7 +58,8 @@ def index_scores(q: Any, k: Any, weights: Any, q_scale: Any = None, k_scale: Any
         wide, sms = at.target.has_wgmma, max(1, at.sms or at.target.limits.sm_count)
         pieces = _pieces(-(-queries // max(1, 128 // heads)), -(-keys // (TILE if wide else 64)), sms)
         tensors = map(contiguous, (q.reshape(queries * heads, dim), k, weights.reshape(queries * heads), k_scale, ends))
-        fast_kernel(at, index_kernel, heads, dim, type_name(q), wide)(*tensors, pieces, out)
+        kernel = fast_kernel(at, index_kernel, heads, dim, type_name(q), wide, pieces > 1)
+        kernel(*tensors, *[pieces] * (pieces > 1), out)
     return out
 
 
@@ -67,9 +68,9 @@ def _pieces(blocks: int, tiles: int, sms: int) -> int:
     return min(range(1, max(2, min(sms, tiles + 1))), key=lambda n: -(-blocks * n // sms) * (-(-tiles // n) + 2))
 
 
-def index_kernel(heads: int, dim: int, dtype: str, wide: bool, stages: int = 4, tile: int = TILE) -> Any:
-    """The kernel (Q, K, W, Unit, Ends, pieces, Out). W: weights with the scales of the queries. pieces: blocks of the same
-    queries. wide: tiles for wgmma, of three groups.
+def index_kernel(heads: int, dim: int, dtype: str, wide: bool, divided: bool = False, stages: int = 4, tile: int = TILE) -> Any:
+    """The kernel (Q, K, W, Unit, Ends, Out), or where `divided` (Q, K, W, Unit, Ends, pieces, Out). W: weights with the scales
+    of the queries. pieces: blocks that divide the keys of the same queries. wide: tiles for wgmma, of three groups.
 
     Weighted scores have a fragment of their own: in registers of the GEMM they would be no multiply-adds of the sums.
     Scales of keys are loaded into registers one tile ahead.
@@ -81,40 +82,52 @@ def index_kernel(heads: int, dim: int, dtype: str, wide: bool, stages: int = 4, 
     def furthest(Ends: Any, first: Any) -> Any:
         return reduce(T.max, (Ends[T.min(first + i, queries - 1)] for i in range(per)))
 
-    @T.prim_func
-    def index_scores(Q: T.Tensor((queries * heads, dim), dtype), K: T.Tensor((keys, dim), dtype),
-                     W: T.Tensor((queries * heads,), "float32"), Unit: T.Tensor((keys,), "float32"),
-                     Ends: T.Tensor((queries,), "int32"), pieces: T.int32, Out: T.Tensor((queries, keys), "float32")):
-        with T.Kernel(T.ceildiv(queries, per), pieces, threads=threads) as (b, p):
-            Qs, Ks = T.alloc_shared((columns, dim), dtype), T.alloc_shared((tile, dim), dtype)
-            S, weighted = T.alloc_fragment((tile, columns), "float32"), T.alloc_fragment((tile, columns), "float32")
-            weight, total = T.alloc_fragment((columns,), "float32"), T.alloc_fragment((tile, per), "float32")
-            unit, ahead = T.alloc_fragment((tile,), "float32"), T.alloc_fragment((tile,), "float32")
-            end = T.alloc_fragment((per,), "int32")
-            T.copy(Q[b * columns:(b + 1) * columns, :], Qs)
-            T.copy(W[b * columns:(b + 1) * columns], weight)
-            T.copy(Ends[b * per:(b + 1) * per], end)
-            used = T.ceildiv(T.max(T.min(furthest(Ends, b * per), keys), 0), tile)
-            first, last = used * p // pieces, used * (p + 1) // pieces
+    q, k, out = T.Tensor((queries * heads, dim), dtype), T.Tensor((keys, dim), dtype), T.Tensor((queries, keys), "float32")
+    w, units, limits = T.Tensor((queries * heads,), "float32"), T.Tensor((keys,), "float32"), T.Tensor((queries,), "int32")
+
+    @T.macro
+    def block(Q, K, W, Unit, Ends, Out, b, share):
+        Qs, Ks = T.alloc_shared((columns, dim), dtype), T.alloc_shared((tile, dim), dtype)
+        S, weighted = T.alloc_fragment((tile, columns), "float32"), T.alloc_fragment((tile, columns), "float32")
+        weight, total = T.alloc_fragment((columns,), "float32"), T.alloc_fragment((tile, per), "float32")
+        unit, ahead = T.alloc_fragment((tile,), "float32"), T.alloc_fragment((tile,), "float32")
+        end = T.alloc_fragment((per,), "int32")
+        T.copy(Q[b * columns:(b + 1) * columns, :], Qs)
+        T.copy(W[b * columns:(b + 1) * columns], weight)
+        T.copy(Ends[b * per:(b + 1) * per], end)
+        used = T.ceildiv(T.max(T.min(furthest(Ends, b * per), keys), 0), tile)
+        first, last = share(0, used)
+        for j in T.Parallel(tile):
+            ahead[j] = Unit[T.min(first * tile + j, keys - 1)]
+        for t in T.Pipelined(first, last, num_stages=stages):
+            T.copy(K[t * tile:(t + 1) * tile, :], Ks)
+            T.copy(ahead, unit)
             for j in T.Parallel(tile):
-                ahead[j] = Unit[T.min(first * tile + j, keys - 1)]
-            for t in T.Pipelined(first, last, num_stages=stages):
-                T.copy(K[t * tile:(t + 1) * tile, :], Ks)
-                T.copy(ahead, unit)
-                for j in T.Parallel(tile):
-                    ahead[j] = Unit[T.min((t + 1) * tile + j, keys - 1)]
-                T.gemm(Ks, Qs, S, transpose_B=True, clear_accum=True)
-                for j, n in T.Parallel(tile, columns):
-                    weighted[j, n] = T.max(S[j, n], 0.0) * weight[n]
-                T.reduce_sum(T.reshape(weighted, (tile, per, heads)), total, dim=2)
-                for i, j in T.Parallel(per, tile):
-                    if T.And(t * tile + j < keys, b * per + i < queries):
-                        shown = t * tile + j < end[i]
-                        Out[b * per + i, t * tile + j] = T.if_then_else(shown, total[j, i] * unit[j], -T.infinity("float32"))
-            rest = T.ceildiv(keys, tile) - used
-            for t in T.serial(used + rest * p // pieces, used + rest * (p + 1) // pieces):
-                for i, j in T.Parallel(per, tile):
-                    if T.And(t * tile + j < keys, b * per + i < queries):
-                        Out[b * per + i, t * tile + j] = -T.infinity("float32")
+                ahead[j] = Unit[T.min((t + 1) * tile + j, keys - 1)]
+            T.gemm(Ks, Qs, S, transpose_B=True, clear_accum=True)
+            for j, n in T.Parallel(tile, columns):
+                weighted[j, n] = T.max(S[j, n], 0.0) * weight[n]
+            T.reduce_sum(T.reshape(weighted, (tile, per, heads)), total, dim=2)
+            for i, j in T.Parallel(per, tile):
+                if T.And(t * tile + j < keys, b * per + i < queries):
+                    shown = t * tile + j < end[i]
+                    Out[b * per + i, t * tile + j] = T.if_then_else(shown, total[j, i] * unit[j], -T.infinity("float32"))
+        first_hidden, last_hidden = share(used, T.ceildiv(keys, tile))
+        for t in T.serial(first_hidden, last_hidden):
+            for i, j in T.Parallel(per, tile):
+                if T.And(t * tile + j < keys, b * per + i < queries):
+                    Out[b * per + i, t * tile + j] = -T.infinity("float32")
+
+    if divided:
+        @T.prim_func
+        def index_scores(Q: q, K: k, W: w, Unit: units, Ends: limits, pieces: T.int32, Out: out):
+            with T.Kernel(T.ceildiv(queries, per), pieces, threads=threads) as (b, p):
+                block(Q, K, W, Unit, Ends, Out, b, lambda begin, end: tuple(
+                    begin + (end - begin) * n // pieces for n in (p, p + 1)))
+    else:
+        @T.prim_func
+        def index_scores(Q: q, K: k, W: w, Unit: units, Ends: limits, Out: out):
+            with T.Kernel(T.ceildiv(queries, per), threads=threads) as b:
+                block(Q, K, W, Unit, Ends, Out, b, lambda begin, end: (begin, end))
 
     return index_scores
