@@ -249,3 +249,7 @@ def test_an_open_axis_is_divided_among_blocks(rows):
 
     assert "piece" in text_of(pooled)
     agree(pooled, normal(rows, 24), target="simulator", bound=1e-4)
+
+
+def test_a_tile_with_an_axis_of_one_index_is_read_by_statements_without_it():
+    agree(lambda x: (T.cumsum(x, 1), x @ x.T + 1), normal(1, 47))

@@ -143,7 +143,7 @@ class Writer:
 
     def element_of(self, tile: Tile) -> str:
         self.last[tile.key] = self.count
-        places = [f"{a.name} // {tile.each[a]}" if a in tile.each else a.name for a in tile.axes]
+        places = [f"{a.name} // {tile.each[a]}" if a in tile.each else a.name if a.extent != 1 else "0" for a in tile.axes]
         if len(tile.shape) > len(places):  # a first dimension of one element, where some tile has no other
             places = [self.row, *places]
         return f"{tile.name}[{', '.join(places) or '0'}]"
