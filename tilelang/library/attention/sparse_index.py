@@ -86,7 +86,7 @@ def index_kernel(heads: int, dim: int, dtype: str, wide: bool, divided: bool = F
     w, units, limits = T.Tensor((queries * heads,), "float32"), T.Tensor((keys,), "float32"), T.Tensor((queries,), "int32")
 
     @T.macro
-    def block(Q, K, W, Unit, Ends, Out, b, share):
+    def block(Q, K, W, Unit, Ends, Out, b, piece):
         Qs, Ks = T.alloc_shared((columns, dim), dtype), T.alloc_shared((tile, dim), dtype)
         S, weighted = T.alloc_fragment((tile, columns), "float32"), T.alloc_fragment((tile, columns), "float32")
         weight, total = T.alloc_fragment((columns,), "float32"), T.alloc_fragment((tile, per), "float32")
@@ -96,7 +96,7 @@ def index_kernel(heads: int, dim: int, dtype: str, wide: bool, divided: bool = F
         T.copy(W[b * columns:(b + 1) * columns], weight)
         T.copy(Ends[b * per:(b + 1) * per], end)
         used = T.ceildiv(T.max(T.min(furthest(Ends, b * per), keys), 0), tile)
-        first, last = share(0, used)
+        first, last = piece(0, used)
         for j in T.Parallel(tile):
             ahead[j] = Unit[T.min(first * tile + j, keys - 1)]
         for t in T.Pipelined(first, last, num_stages=stages):
@@ -112,7 +112,7 @@ def index_kernel(heads: int, dim: int, dtype: str, wide: bool, divided: bool = F
                 if T.And(t * tile + j < keys, b * per + i < queries):
                     shown = t * tile + j < end[i]
                     Out[b * per + i, t * tile + j] = T.if_then_else(shown, total[j, i] * unit[j], -T.infinity("float32"))
-        first_hidden, last_hidden = share(used, T.ceildiv(keys, tile))
+        first_hidden, last_hidden = piece(used, T.ceildiv(keys, tile))
         for t in T.serial(first_hidden, last_hidden):
             for i, j in T.Parallel(per, tile):
                 if T.And(t * tile + j < keys, b * per + i < queries):
