@@ -12,7 +12,7 @@ from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
-from tilelang.transform.sync.reuse_shared_memory import reuse_shared_memory
+from tilelang.transform.memory.reuse_shared_memory import reuse_shared_memory
 from tilelang.transform.verify_sync.launch import check_launch
 
 SM90 = {"kind": "cuda", "arch": "sm_90a"}

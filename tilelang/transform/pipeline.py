@@ -99,7 +99,7 @@ DEVICE_PASSES = _passes(
     "layout.infer_layouts",
     "lower.defer_reductions",  # after layouts: it must know which lanes hold copies
     "lower.lower_tile_ops",  # TILE -> THREADS_BOUND
-    "sync.reuse_shared_memory",  # after lowering, which allocates buffers; before place_sync: shared bytes need barriers
+    "memory.reuse_shared_memory",  # after lowering, which allocates buffers; before place_sync: shared bytes need barriers
     "sync.place_sync",  # THREADS_BOUND -> SYNCED; after lowering: it needs every access of every thread
     "registers.fetch_ahead",  # after place_sync, whose barriers it moves
     "memory.flatten",

@@ -10,6 +10,7 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Continue, 
                          Select, Seq, Stmt, Store, Var, binary, call, const, contains, free_vars, fresh, is_large, jumps_of,
                          rebuild, replace, seq, stmts_of, substitute, unary, walk, with_inner, EMPTY, FRAGMENT)
 from tilelang.ir import do as do
+from tilelang.target.warp_groups import warps_of
 
 # Calls at which all threads of a block wait.
 BARRIERS = frozenset(("sync_threads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "sync_grid", "rank_barrier"))
@@ -202,3 +203,8 @@ def _without_continue(stmts: list[Stmt]) -> list[Stmt]:
 
 def _ends(stmts: list[Stmt]) -> bool:
     return bool(stmts) and isinstance(stmts[-1], Continue)
+
+
+def has_warp_roles(s: Stmt) -> bool:
+    """Whether s contains a branch by warp role."""
+    return any(warps_of(x.cond) is not None for x in walk(s, If))

@@ -36,7 +36,7 @@ from ..framework.config import PassConfigKey
 from ..framework.pass_ import PassContext, pass_
 from ..legalize.hopper_features import hopper
 from ..memory.plan_shared_memory import planned_bytes
-from ..sync.reuse_shared_memory import fits
+from ..memory.reuse_shared_memory import fits
 
 _ALL = 1 << 16  # staging buffers
 

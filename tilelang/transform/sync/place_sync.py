@@ -15,8 +15,8 @@ from ..analysis.divergence import Divergence
 from ..analysis.effects import cannot_fail
 from ..framework.pass_ import SYNCED, THREADS_BOUND, PassContext, pass_
 from .proxy_fences import fence_arrivals, fence_barriers, fence_waits
-from .warp_role_sync import WarpRoleSync, has_warp_roles
-from ..analysis.statements import barrier, barrier_in
+from .warp_role_sync import WarpRoleSync
+from ..analysis.statements import barrier, barrier_in, has_warp_roles
 from .sync_tree import Place, TreeBuilder, Unplaceable, unplaceable
 
 CAP = 12  # iterations and async groups counted exactly; beyond, "any number"

@@ -26,18 +26,13 @@ from tilelang.ops.tma_store import GROUP_BARRIERS
 from tilelang.target.warp_groups import GROUP, PER_GROUP, WARP_LANES, moved, runs, warps_in, warps_of, ways_of_warps
 
 from ..analysis.effects import effects, written_globals
-from ..analysis.statements import barrier
+from ..analysis.statements import barrier, has_warp_roles
 
 register("role-barrier", ValueError, "a warp role needs a separate barrier and no number is left for it",
          "give T.sync_threads and T.named_barrier_arrive constant numbers, few enough to leave one of 1 to 7 free",
          expected="a barrier number from 1 to 7 that is free")
 
 NUMBERS = range(1, 8)  # of named barriers for warp roles; ops/tma_store.py takes those from 8 on
-
-
-def has_warp_roles(s: Stmt) -> bool:
-    """Whether s contains a branch by warp role."""
-    return any(warps_of(x.cond) is not None for x in walk(s, If))
 
 
 def _joined(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:

@@ -10,10 +10,10 @@ from tilelang.target.warp_groups import warps_of
 from ..analysis.divergence import Divergence
 from ..analysis.effects import effects, own_effects
 from ..analysis.shared_spans import place
+from ..analysis.statements import has_warp_roles
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import THREADS_BOUND, PassContext, pass_
-from ..memory.plan_shared_memory import planned_bytes, shared_buffers, spans_of
-from .warp_role_sync import has_warp_roles
+from .plan_shared_memory import planned_bytes, shared_buffers, spans_of
 
 
 @pass_(needs=THREADS_BOUND, of=Launch)
