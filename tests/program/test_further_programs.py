@@ -253,3 +253,10 @@ def test_an_open_axis_is_divided_among_blocks(rows):
 
 def test_a_tile_with_an_axis_of_one_index_is_read_by_statements_without_it():
     agree(lambda x: (T.cumsum(x, 1), x @ x.T + 1), normal(1, 47))
+
+
+def test_a_scan_reads_a_tile_that_lacks_an_axis_of_one_index():
+    def run(x: T.Tensor((n, 5, 3), "float32")):
+        return T.cummin(x.max(1, keepdims=True), 2)
+
+    agree(run, normal(4, 5, 3))

@@ -223,7 +223,8 @@ class Writer:
             self.say(f"T.copy({region}, {tile.name})", outside)
         else:
             self.guarded(source)
-            named, text = in_steps(self.printer(e), source, self.unused)
+            own = None if e in self.tiles else e  # a tile without axes of one index is read as any other is
+            named, text = in_steps(self.printer(own), source, self.unused)
             tile = self.in_place(source, axes, dtype) or self.new_tile(name, axes, dtype)
             self.parallel(axes, *named, f"{self.element_of(tile)} = {text}", outside=outside)
         self.tiles[e] = tile
