@@ -218,7 +218,7 @@ def by_function(put: bool, mine, theirs, peer: int) -> tuple:
 
 
 def copies(b: Bench) -> None:
-    """Put and get in a kernel and of whole tensors beside the copy engine, both directions at once."""
+    """Put and get in a kernel and of whole tensors against the copy engine, both directions at once."""
     peer = (dist.rank() + 1) % dist.num_ranks()
     for nbytes in (16 * MIB, 256 * MIB):
         n = nbytes // 4

@@ -131,7 +131,7 @@ def test_a_row_of_flags_is_taken_once(ranks):
 
 
 class Stream:
-    """A stream that keeps what its operations stand behind."""
+    """A stream that keeps what its operations wait for."""
 
     def __init__(self):
         self.before = frozenset()
@@ -152,7 +152,7 @@ class Stream:
 
 @pytest.fixture(params=[2, 4, 8])
 def streams(request, monkeypatch):
-    """What operations of a call on rank 1 stand behind: told by (row, rank), heard by row, gemms in order, main."""
+    """What operations of a call on rank 1 wait for: told by (row, rank), heard by row, gemms in order, main."""
     torch = pytest.importorskip("torch")
     found = SimpleNamespace(ranks=request.param, main=Stream(), told={}, heard={}, gemms=[])
     side, now, others = Stream(), [found.main], [Stream() for _ in range(2 * found.ranks)]

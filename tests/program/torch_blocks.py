@@ -98,7 +98,7 @@ class MixtralBlock(nn.Module):
 
 
 class BertLayer(nn.Module):
-    """Keys behind the end of a sequence have the least number as their bias."""
+    """Keys past the end of a sequence have the least number as their bias."""
 
     def __init__(self, size=64, heads=4, length=19):
         super().__init__()

@@ -519,7 +519,7 @@ def test_staging_takes_what_shared_memory_is_left(bn, bk, stages, panels):
 
 @pytest.mark.parametrize("bn, bk, stages", [(256, 64, 4), (192, 32, 11)])
 def test_one_tile_is_staged_where_its_operands_were(bn, bk, stages):
-    """Behind a barrier of all who multiply; then no box waits for another one."""
+    """After a barrier of all threads that multiply; then no box waits for another one."""
     launch = launch_of(gemm(m=256, n=bn, k=448, bm=128, bn=bn, bk=bk, stages=stages, threads=256, tb=True))
     at = {b.name: (offset, b.size * b.dtype.bytes) for b, offset in launch.plan.shared_offsets}
     first, size = at["staging"]

@@ -92,10 +92,10 @@ def _streams(count: int) -> list[Any]:
 
 
 def _fork(count: int) -> tuple[Any, list[Any]]:
-    """(The stream of copies, which stands behind a meeting of the ranks, streams of GEMMs, which do not.)
+    """(The stream of copies, which waits for a meeting of the ranks, streams of GEMMs, which do not.)
 
-    The meeting starts first, because it would find no room beside a GEMM, and then the GEMMs one after another: each stream
-    stands behind an operation of the one before.
+    The meeting starts first, because it would find no room while a GEMM runs, and then the GEMMs one after another: each stream
+    waits for an operation of the one before.
     """
     import torch
 
@@ -204,8 +204,8 @@ def _begin(counts: int) -> tuple[Any, Any]:
 def _flags() -> tuple[Any, Any]:
     """(Flags of this rank, the kernel that waits for a row of them.)
 
-    A rank sets a flag to 1 on another one, where a kernel waits for it and sets it to 0.  Whatever sets it again stands behind
-    a meeting of the ranks since.
+    A rank sets a flag to 1 on another one, where a kernel waits for it and sets it to 0.  It is set again only after
+    the ranks have met.
     """
     import torch
 

@@ -24,7 +24,7 @@ def index_scores(q: Any, k: Any, weights: Any, q_scale: Any = None, k_scale: Any
     """k_scale[j] * sum over heads h of weights[i, h] * q_scale[i, h] * relu(q[i, h] . k[j]): (queries, keys), float32.
 
     q: (queries, heads, dim); k: (keys, dim): both float8_e4m3fn, float16 or bfloat16; dim a multiple of 32 up to 256, up to 128
-    heads (a number that is no multiple of 8, nor 1, 2 or 4, is copied with zeros behind). weights, q_scale: (queries, heads),
+    heads (a number that is no multiple of 8, nor 1, 2 or 4, is padded with zeros). weights, q_scale: (queries, heads),
     float32; k_scale: (keys,), float32; scales are positive, None is 1. ends: (queries,) int32: scores of keys from ends[i] on
     are -inf, and most of them take no time; None: all keys.
     Raises attention-argument, attention-shape, attention-gradient.

@@ -29,7 +29,7 @@ def gated_delta(q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, *, scale: flo
 
     q, k: (batch, seq, key heads, dim_k); v: (batch, seq, heads, dim_v), float16 or bfloat16.  Rows of k must be normalised.
     heads is a multiple of the number of key heads; dim_k is at most 256; seq is any length: up to 8 steps, as in decoding, are
-    computed one after another.  Kernels take dim_k and dim_v of whole 64: others are copied with zeros behind.
+    computed one after another.  Kernels take dim_k and dim_v of whole 64: others are padded with zeros.
     log_alpha, beta: (batch, seq, heads), float32; log_alpha at most 0, where less than -20 counts as -20.
     scale: dim_k ** -0.5 by default.  initial: the state before the first step, zeros by default.  float64, for all tensors, on
     the CPU.
