@@ -6,7 +6,6 @@ sign and no zero: a number becomes the next power of two that its size does not 
 
 import ctypes
 import functools
-import pathlib
 import re
 import shutil
 import subprocess
@@ -17,8 +16,8 @@ from everywhere import EXECUTIONS, call, cuda_text, placed, run
 from numbers_of import every
 
 import tilelang
-import tilelang.codegen
 import tilelang.language as T
+from tilelang.codegen.device.prelude import FLOATS, sections_of
 from tilelang.errors import TileLangError
 from tilelang.ir import const, numpy_dtype
 from tilelang.ir.dtype import float_min, scale_value
@@ -194,7 +193,7 @@ def on_host(tmp_path_factory):
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    header = (pathlib.Path(tilelang.codegen.__path__[0]) / "device" / "prelude_floats.cuh").read_text(encoding="utf-8")
+    header = "".join(sections_of((FLOATS,)).values())
     for pattern, plain in ((r'asm\("cvt.rz.f32.f64 [^;]*;"[^;]*;', "y = cut(x);"),
                            (r'asm\("cvt.f64.f32 [^;]*;"[^;]*;', "back = y;")):
         header, n = re.subn(pattern, plain, header)

@@ -20,32 +20,21 @@ template <int BYTES> TL_DEVICE void cp_async(void* dst, const void* src, bool pr
 TL_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 //@ cp_async_wait
 template <int N> TL_DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
-//@ ldmatrix_x1
-TL_DEVICE void ldmatrix_x1(void* dst, const void* src) {
+//@ ldmatrix_x1= ldmatrix_x1_trans=.trans
+TL_DEVICE void $0(void* dst, const void* src) {
   unsigned* r = reinterpret_cast<unsigned*>(dst);
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(shared_address(src)) : "memory");
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1$1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(shared_address(src)) : "memory");
 }
-//@ ldmatrix_x1_trans
-TL_DEVICE void ldmatrix_x1_trans(void* dst, const void* src) {
+//@ ldmatrix_x2= ldmatrix_x2_trans=.trans
+TL_DEVICE void $0(void* dst, const void* src) {
   unsigned* r = reinterpret_cast<unsigned*>(dst);
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(shared_address(src)) : "memory");
-}
-//@ ldmatrix_x2
-TL_DEVICE void ldmatrix_x2(void* dst, const void* src) {
-  unsigned* r = reinterpret_cast<unsigned*>(dst);
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2$1.shared.b16 {%0, %1}, [%2];"
                : "=r"(r[0]), "=r"(r[1]) : "r"(shared_address(src)) : "memory");
 }
-//@ ldmatrix_x2_trans
-TL_DEVICE void ldmatrix_x2_trans(void* dst, const void* src) {
+//@ ldmatrix_x4= ldmatrix_x4_trans=.trans
+TL_DEVICE void $0(void* dst, const void* src) {
   unsigned* r = reinterpret_cast<unsigned*>(dst);
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1]) : "r"(shared_address(src)) : "memory");
-}
-//@ ldmatrix_x4
-TL_DEVICE void ldmatrix_x4(void* dst, const void* src) {
-  unsigned* r = reinterpret_cast<unsigned*>(dst);
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4$1.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(src)) : "memory");
 }
 //@ ldmatrix_x4_bytes
@@ -64,27 +53,21 @@ TL_DEVICE void ldmatrix_x4_bytes(void* dst, const void* src) {
   r[2] = __byte_perm(c, d, even);
   r[3] = __byte_perm(c, d, odd);
 }
-//@ ldmatrix_x4_trans
-TL_DEVICE void ldmatrix_x4_trans(void* dst, const void* src) {
-  unsigned* r = reinterpret_cast<unsigned*>(dst);
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(src)) : "memory");
-}
-//@ stmatrix_x1
-TL_DEVICE void stmatrix_x1(void* dst, const void* src) {
+//@ stmatrix_x1= stmatrix_x1_trans=.trans
+TL_DEVICE void $0(void* dst, const void* src) {
   const unsigned* r = reinterpret_cast<const unsigned*>(src);
-  asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(shared_address(dst)), "r"(r[0]) : "memory");
+  asm volatile("stmatrix.sync.aligned.m8n8.x1$1.shared.b16 [%0], {%1};" ::"r"(shared_address(dst)), "r"(r[0]) : "memory");
 }
-//@ stmatrix_x2
-TL_DEVICE void stmatrix_x2(void* dst, const void* src) {
+//@ stmatrix_x2= stmatrix_x2_trans=.trans
+TL_DEVICE void $0(void* dst, const void* src) {
   const unsigned* r = reinterpret_cast<const unsigned*>(src);
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};"
+  asm volatile("stmatrix.sync.aligned.m8n8.x2$1.shared.b16 [%0], {%1, %2};"
                ::"r"(shared_address(dst)), "r"(r[0]), "r"(r[1]) : "memory");
 }
-//@ stmatrix_x4
-TL_DEVICE void stmatrix_x4(void* dst, const void* src) {
+//@ stmatrix_x4= stmatrix_x4_trans=.trans
+TL_DEVICE void $0(void* dst, const void* src) {
   const unsigned* r = reinterpret_cast<const unsigned*>(src);
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+  asm volatile("stmatrix.sync.aligned.m8n8.x4$1.shared.b16 [%0], {%1, %2, %3, %4};"
                ::"r"(shared_address(dst)), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 //@ stmatrix_x4_bytes
@@ -97,23 +80,6 @@ TL_DEVICE void stmatrix_x4_bytes(void* dst, const void* src) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                ::"r"(shared_address(dst)), "r"(late ? r[1] : r[0]), "r"(late ? r[0] : r[1]), "r"(late ? r[3] : r[2]),
                  "r"(late ? r[2] : r[3]) : "memory");
-}
-//@ stmatrix_x1_trans
-TL_DEVICE void stmatrix_x1_trans(void* dst, const void* src) {
-  const unsigned* r = reinterpret_cast<const unsigned*>(src);
-  asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(shared_address(dst)), "r"(r[0]) : "memory");
-}
-//@ stmatrix_x2_trans
-TL_DEVICE void stmatrix_x2_trans(void* dst, const void* src) {
-  const unsigned* r = reinterpret_cast<const unsigned*>(src);
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
-               ::"r"(shared_address(dst)), "r"(r[0]), "r"(r[1]) : "memory");
-}
-//@ stmatrix_x4_trans
-TL_DEVICE void stmatrix_x4_trans(void* dst, const void* src) {
-  const unsigned* r = reinterpret_cast<const unsigned*>(src);
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
-               ::"r"(shared_address(dst)), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 //@ sync_grid
 // Waits for all threads of a cooperative launch.  The counter starts at zero: block 0 adds what flips its top bit once
@@ -179,10 +145,8 @@ TL_DEVICE void mbarrier_wait(void* bar, unsigned parity) {
 }
 //@ fence_mbarrier_init
 TL_DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-//@ fence_proxy_async
-TL_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-//@ fence_proxy_async_global
-TL_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+//@ fence_proxy_async=proxy.async.shared::cta fence_proxy_async_global=proxy.async.global
+TL_DEVICE void $0() { asm volatile("fence.$1;" ::: "memory"); }
 //@ prefetch_l2
 // Bytes from an address on, both multiples of 16, come to L2 (PTX ISA, "cp.async.bulk.prefetch", "prefetch").
 TL_DEVICE void prefetch_l2(const void* first, int bytes) {
@@ -227,10 +191,8 @@ TL_DEVICE void bulk_store(void* dst, const void* src, unsigned bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
                ::"l"(dst), "r"(shared_address(src)), "r"(bytes) : "memory");
 }
-//@ pdl_trigger
-TL_DEVICE void pdl_trigger() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-//@ pdl_sync
-TL_DEVICE void pdl_sync() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+//@ pdl_trigger=launch_dependents pdl_sync=wait
+TL_DEVICE void $0() { asm volatile("griddepcontrol.$1;" ::: "memory"); }
 //@ mapa
 // The place of p in the shared memory of CTA `cta` of the cluster.
 TL_DEVICE unsigned mapa(const void* p, unsigned cta) {
@@ -238,24 +200,14 @@ TL_DEVICE unsigned mapa(const void* p, unsigned cta) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(p)), "r"(cta));
   return at;
 }
-//@ cluster_rank
-TL_DEVICE unsigned cluster_rank() {
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
+//@ cluster_rank=rank;ctarank cluster_size=size;nctarank
+TL_DEVICE unsigned $0() {
+  unsigned $1;
+  asm("mov.u32 %0, %%cluster_$2;" : "=r"($1));
+  return $1;
 }
-//@ cluster_size
-TL_DEVICE unsigned cluster_size() {
-  unsigned size;
-  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-  return size;
-}
-//@ cluster_arrive
-TL_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-//@ cluster_arrive_relaxed
-TL_DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-//@ cluster_wait
-TL_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+//@ cluster_arrive=arrive.release cluster_arrive_relaxed=arrive.relaxed cluster_wait=wait.acquire
+TL_DEVICE void $0() { asm volatile("barrier.cluster.$1.aligned;" ::: "memory"); }
 //@ cluster_sync
 TL_DEVICE void cluster_sync() { cluster_arrive(); cluster_wait(); }
 //@ mbarrier_arrive_remote
@@ -316,10 +268,8 @@ template <int N> TL_DEVICE void bulk_wait() { asm volatile("cp.async.bulk.wait_g
 //@ bulk_wait_read
 // The sources may be written again; the writes themselves need not be done.
 template <int N> TL_DEVICE void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
-//@ wgmma_fence
-TL_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-//@ wgmma_commit
-TL_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+//@ wgmma_fence=fence wgmma_commit=commit_group
+TL_DEVICE void $0() { asm volatile("wgmma.$1.sync.aligned;" ::: "memory"); }
 //@ wgmma_wait
 template <int N> TL_DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
 //@ wgmma_pin

@@ -1,6 +1,7 @@
 """The sections of prelude files and those of them that a text needs.
 
 Each section starts with a line "//@ name" with a name that it defines; its words are the names of the sections that it uses.
+A line "//@ name=word;word name=word;word" starts a section for each of the names: $0 in its text is the name, $1, $2 its words.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import cache
 _HERE = os.path.dirname(__file__)
 FLOATS, VALUES, THREADS = (os.path.join(_HERE, f"prelude_{name}.cuh") for name in ("floats", "values", "threads"))
 _WORD = re.compile(r"\w+")
+_PLACE = re.compile(r"\$(\d)")  # a word of the section's head
 _TO_SPACES = {n: " " for n in range(128) if not (chr(n).isalnum() or chr(n) == "_")}
 
 
@@ -28,10 +30,13 @@ def sections_of(files: tuple[str, ...]) -> dict[str, str]:
     """The text of each section of these files by name, in their order.  A later section of the same name takes the place of
     an earlier one."""
     out: dict[str, str] = {}
-    for name in files:
-        with open(name, encoding="utf-8") as f:
-            parts = re.split(r"^//@ (\w+)\n", f.read(), flags=re.M)[1:]
-        out.update((part, text.rstrip() + "\n") for part, text in zip(parts[::2], parts[1::2]))
+    for file in files:
+        with open(file, encoding="utf-8") as f:
+            parts = re.split(r"^//@ (.+)\n", f.read(), flags=re.M)[1:]
+        for heads, text in zip(parts[::2], parts[1::2]):
+            for head in heads.split():
+                row = re.split("[=;]", head)
+                out[row[0]] = _PLACE.sub(lambda m, row=row: row[int(m[1])], text.rstrip() + "\n")
     return out
 
 

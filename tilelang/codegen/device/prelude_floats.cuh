@@ -41,19 +41,12 @@ template <int MANTISSA, int BIAS> TL_DEVICE float fnuz_value(unsigned char code)
   const float x = size >> MANTISSA ? __uint_as_float((size << DROP) + ((127u - BIAS) << 23)) : size * __uint_as_float(UNIT);
   return code & 0x80 ? -x : x;
 }
-//@ fp8_e4_fnuz
-struct fp8_e4_fnuz {
+//@ fp8_e4_fnuz=3;8 fp8_e5_fnuz=2;16
+struct $0 {
   unsigned char code;
-  fp8_e4_fnuz() = default;
-  template <typename T> explicit TL_DEVICE fp8_e4_fnuz(T x) : code(fnuz_code<3, 8>(odd_float(x))) {}
-  explicit TL_DEVICE operator float() const { return fnuz_value<3, 8>(code); }
-};
-//@ fp8_e5_fnuz
-struct fp8_e5_fnuz {
-  unsigned char code;
-  fp8_e5_fnuz() = default;
-  template <typename T> explicit TL_DEVICE fp8_e5_fnuz(T x) : code(fnuz_code<2, 16>(odd_float(x))) {}
-  explicit TL_DEVICE operator float() const { return fnuz_value<2, 16>(code); }
+  $0() = default;
+  template <typename T> explicit TL_DEVICE $0(T x) : code(fnuz_code<$1, $2>(odd_float(x))) {}
+  explicit TL_DEVICE operator float() const { return fnuz_value<$1, $2>(code); }
 };
 //@ e8m0_code
 // The least power of two that |x| does not exceed, from 2**-127 to 2**127: what cvt.rp.satfinite.ue8m0x2 gives.

@@ -15,26 +15,12 @@ template <typename T, typename F> TL_DEVICE T shuffled(T x, F f) {
   }
   return x;
 }
-//@ shfl_sync
-template <typename T> TL_DEVICE T shfl_sync(T x, int lane, int width, unsigned mask) {
-  return shuffled(x, [=](auto bits) { return __shfl_sync(mask, bits, lane, width); });
+//@ shfl_sync=lane shfl_xor_sync=lanes shfl_up_sync=delta shfl_down_sync=delta
+template <typename T> TL_DEVICE T $0(T x, int $1, int width, unsigned mask) {
+  return shuffled(x, [=](auto bits) { return __$0(mask, bits, $1, width); });
 }
-//@ shfl_xor_sync
-template <typename T> TL_DEVICE T shfl_xor_sync(T x, int lanes, int width, unsigned mask) {
-  return shuffled(x, [=](auto bits) { return __shfl_xor_sync(mask, bits, lanes, width); });
-}
-//@ shfl_up_sync
-template <typename T> TL_DEVICE T shfl_up_sync(T x, int delta, int width, unsigned mask) {
-  return shuffled(x, [=](auto bits) { return __shfl_up_sync(mask, bits, delta, width); });
-}
-//@ shfl_down_sync
-template <typename T> TL_DEVICE T shfl_down_sync(T x, int delta, int width, unsigned mask) {
-  return shuffled(x, [=](auto bits) { return __shfl_down_sync(mask, bits, delta, width); });
-}
-//@ any_sync
-TL_DEVICE int any_sync(int pred, unsigned mask = 0xffffffffu) { return __any_sync(mask, pred); }
-//@ all_sync
-TL_DEVICE int all_sync(int pred, unsigned mask = 0xffffffffu) { return __all_sync(mask, pred); }
+//@ any_sync all_sync
+TL_DEVICE int $0(int pred, unsigned mask = 0xffffffffu) { return __$0(mask, pred); }
 //@ ballot_sync
 TL_DEVICE unsigned long long ballot_sync(int pred, unsigned mask = 0xffffffffu) { return __ballot_sync(mask, pred); }
 //@ match_any_sync
@@ -134,42 +120,19 @@ template <int ORDER, typename T> TL_DEVICE T atomic_add(T* p, T x) {
   fence_after<ORDER>();
   return old;
 }
-//@ atomic_max
-template <int ORDER, typename T> TL_DEVICE T atomic_max(T* p, T x) {
+//@ atomic_max=Max;> atomic_min=Min;<
+template <int ORDER, typename T> TL_DEVICE T $0(T* p, T x) {
   fence_before<ORDER>();
   T old;
-  if constexpr (is_integer<T>::value) old = atomicMax(p, x);
-  else old = atomic_cas_loop(p, [=](T o) { return (x > o || o != o) ? x : o; });
+  if constexpr (is_integer<T>::value) old = atomic$1(p, x);
+  else old = atomic_cas_loop(p, [=](T o) { return (x $2 o || o != o) ? x : o; });
   fence_after<ORDER>();
   return old;
 }
-//@ atomic_min
-template <int ORDER, typename T> TL_DEVICE T atomic_min(T* p, T x) {
+//@ atomic_or=| atomic_and=& atomic_xor=^
+template <int ORDER, typename T> TL_DEVICE T $0(T* p, T x) {
   fence_before<ORDER>();
-  T old;
-  if constexpr (is_integer<T>::value) old = atomicMin(p, x);
-  else old = atomic_cas_loop(p, [=](T o) { return (x < o || o != o) ? x : o; });
-  fence_after<ORDER>();
-  return old;
-}
-//@ atomic_or
-template <int ORDER, typename T> TL_DEVICE T atomic_or(T* p, T x) {
-  fence_before<ORDER>();
-  T old = atomic_cas_loop(p, [=](T o) { return T(o | x); });
-  fence_after<ORDER>();
-  return old;
-}
-//@ atomic_and
-template <int ORDER, typename T> TL_DEVICE T atomic_and(T* p, T x) {
-  fence_before<ORDER>();
-  T old = atomic_cas_loop(p, [=](T o) { return T(o & x); });
-  fence_after<ORDER>();
-  return old;
-}
-//@ atomic_xor
-template <int ORDER, typename T> TL_DEVICE T atomic_xor(T* p, T x) {
-  fence_before<ORDER>();
-  T old = atomic_cas_loop(p, [=](T o) { return T(o ^ x); });
+  T old = atomic_cas_loop(p, [=](T o) { return T(o $1 x); });
   fence_after<ORDER>();
   return old;
 }
@@ -191,17 +154,10 @@ template <int ORDER, typename T> TL_DEVICE T atomic_cas(T* p, T x, T compare) {
   fence_after<ORDER>();
   return old;
 }
-//@ atomic_inc
-template <int ORDER, typename T> TL_DEVICE T atomic_inc(T* p, T limit) {
+//@ atomic_inc=Inc atomic_dec=Dec
+template <int ORDER, typename T> TL_DEVICE T $0(T* p, T limit) {
   fence_before<ORDER>();
-  T old = T(atomicInc(reinterpret_cast<unsigned*>(p), unsigned(limit)));
-  fence_after<ORDER>();
-  return old;
-}
-//@ atomic_dec
-template <int ORDER, typename T> TL_DEVICE T atomic_dec(T* p, T limit) {
-  fence_before<ORDER>();
-  T old = T(atomicDec(reinterpret_cast<unsigned*>(p), unsigned(limit)));
+  T old = T(atomic$1(reinterpret_cast<unsigned*>(p), unsigned(limit)));
   fence_after<ORDER>();
   return old;
 }
@@ -218,19 +174,12 @@ template <int ORDER, typename T> TL_DEVICE void atomic_store(T* p, T x) {
   *const_cast<volatile T*>(p) = x;
   fence_after<ORDER == 5 ? 5 : 0>();
 }
-//@ atomic_addx2
-// Two consecutive elements, each added atomically.  Returns the old pair.
-template <typename T> TL_DEVICE vec<T, 2> atomic_addx2(T* p, const vec<T, 2>& x) {
-  vec<T, 2> old;
+//@ atomic_addx2=2 atomic_addx4=4
+// Consecutive elements, each added atomically.  Returns the old ones.
+template <typename T> TL_DEVICE vec<T, $1> $0(T* p, const vec<T, $1>& x) {
+  vec<T, $1> old;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) old.v[i] = atomicAdd(p + i, x.v[i]);
-  return old;
-}
-//@ atomic_addx4
-template <typename T> TL_DEVICE vec<T, 4> atomic_addx4(T* p, const vec<T, 4>& x) {
-  vec<T, 4> old;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) old.v[i] = atomicAdd(p + i, x.v[i]);
+  for (int i = 0; i < $1; ++i) old.v[i] = atomicAdd(p + i, x.v[i]);
   return old;
 }
 //@ assert_failed

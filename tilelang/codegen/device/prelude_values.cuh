@@ -125,10 +125,11 @@ template <typename T, typename S, int N> TL_DEVICE vec<T, N> cast_int(const vec<
   for (int i = 0; i < N; ++i) out.v[i] = to_int<T>(x.v[i]);
   return out;
 }
-//@ small_half
-// An integer from LOW on, of 1024 values: 1024 + n has the bits 0x6400 + n, and the difference is exact.
-template <int LOW> TL_DEVICE half_t small_half(int n) {
-  return __hsub(__ushort_as_half((unsigned short)(n + (0x6400 - LOW))), __ushort_as_half((unsigned short)(0x6400 - LOW)));
+//@ small_half=half_t;half;0x6400 small_bfloat16=bfloat16_t;bfloat16;0x4300
+// An integer from LOW on, of 1024 values (128 as bfloat16): 1024 + n has the bits 0x6400 + n, 128 + n the bits 0x4300 + n, and
+// the difference is exact.
+template <int LOW> TL_DEVICE $1 $0(int n) {
+  return __hsub(__ushort_as_$2((unsigned short)(n + ($3 - LOW))), __ushort_as_$2((unsigned short)($3 - LOW)));
 }
 //@ packed_bytes
 // Bytes i .. i + 3 of N in registers as a word, two of them where there are no more.
@@ -214,28 +215,14 @@ template <int N, bool HIGH, typename E, typename S> TL_DEVICE void take_codes(E*
 template <bool HIGH, typename E> TL_DEVICE void take_codes_of(E* to, unsigned byte, const E* table) {
   take_codes<2, HIGH>(to, &byte, table);
 }
-//@ small_bfloat16
-// The same with 128 values: 128 + n has the bits 0x4300 + n.
-template <int LOW> TL_DEVICE bfloat16_t small_bfloat16(int n) {
-  return __hsub(__ushort_as_bfloat16((unsigned short)(n + (0x4300 - LOW))), __ushort_as_bfloat16((unsigned short)(0x4300 - LOW)));
-}
-//@ cast_half
-// float -> half in pairs: one cvt.rn.f16x2 for two elements.
-template <int N> TL_DEVICE vec<half_t, N> cast_half(const vec<float, N>& x) {
+//@ cast_half=half_t;__half2;__floats2half2_rn cast_bfloat16=bfloat16_t;__nv_bfloat162;__floats2bfloat162_rn
+// float -> 16 bits in pairs: one instruction for two elements.
+template <int N> TL_DEVICE vec<$1, N> $0(const vec<float, N>& x) {
   static_assert(N % 2 == 0, "pairs");
-  vec<half_t, N> out;
+  vec<$1, N> out;
 #pragma unroll
   for (int i = 0; i < N; i += 2)
-    *reinterpret_cast<__half2*>(&out.v[i]) = __floats2half2_rn(x.v[i], x.v[i + 1]);
-  return out;
-}
-//@ cast_bfloat16
-template <int N> TL_DEVICE vec<bfloat16_t, N> cast_bfloat16(const vec<float, N>& x) {
-  static_assert(N % 2 == 0, "pairs");
-  vec<bfloat16_t, N> out;
-#pragma unroll
-  for (int i = 0; i < N; i += 2)
-    *reinterpret_cast<__nv_bfloat162*>(&out.v[i]) = __floats2bfloat162_rn(x.v[i], x.v[i + 1]);
+    *reinterpret_cast<$2*>(&out.v[i]) = $3(x.v[i], x.v[i + 1]);
   return out;
 }
 //@ float_of_bfloat16
@@ -376,10 +363,8 @@ TL_VEC_BFLOAT16(+, __hadd2) TL_VEC_BFLOAT16(-, __hsub2) TL_VEC_BFLOAT16(*, __hmu
 //@ add2
 // The packed functions work on pairs of float, half or bfloat16; sections vec_half, vec_bfloat16 give theirs in one step.
 template <typename V> TL_DEVICE V add2(const V& a, const V& b) { return a + b; }  // vec_arithmetic
-//@ sub2
-template <typename V> TL_DEVICE V sub2(const V& a, const V& b) { return a - b; }  // vec_arithmetic vec_half vec_bfloat16
-//@ mul2
-template <typename V> TL_DEVICE V mul2(const V& a, const V& b) { return a * b; }  // vec_arithmetic vec_half vec_bfloat16
+//@ sub2=- mul2=*
+template <typename V> TL_DEVICE V $0(const V& a, const V& b) { return a $1 b; }  // vec_arithmetic vec_half vec_bfloat16
 //@ fma_bfloat16
 TL_DEVICE bfloat16_t fma_bfloat16(bfloat16_t x, bfloat16_t y, bfloat16_t z) {
 #if __CUDA_ARCH__ >= 800
@@ -398,15 +383,10 @@ TL_DEVICE bfloat16_t fma_of(bfloat16_t x, bfloat16_t y, bfloat16_t z) { return f
 template <typename V> TL_DEVICE V fma2(const V& a, const V& b, const V& c) {
   return map([](auto x, auto y, auto z) { return fma_of(x, y, z); }, a, b, c);
 }
-//@ max2
-template <typename V> TL_DEVICE V max2(const V& a, const V& b) {
+//@ max2=max min2=min
+template <typename V> TL_DEVICE V $0(const V& a, const V& b) {
   using T = decltype(a.v[0] + a.v[0]);
-  return map([](T x, T y) { return T(fmaxf(float(x), float(y))); }, a, b);
-}
-//@ min2
-template <typename V> TL_DEVICE V min2(const V& a, const V& b) {
-  using T = decltype(a.v[0] + a.v[0]);
-  return map([](T x, T y) { return T(fminf(float(x), float(y))); }, a, b);
+  return map([](T x, T y) { return T(f$1f(float(x), float(y))); }, a, b);
 }
 //@ abs2
 template <typename V> TL_DEVICE V abs2(const V& a) {

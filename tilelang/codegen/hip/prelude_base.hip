@@ -23,14 +23,8 @@ struct sizes_ { unsigned x, y, z; };
 typedef unsigned uint2 __attribute__((ext_vector_type(2)));
 //@ uint4
 typedef unsigned uint4 __attribute__((ext_vector_type(4)));
-//@ __float_as_uint
-TL_DEVICE unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
-//@ __float_as_int
-TL_DEVICE int __float_as_int(float x) { return __builtin_bit_cast(int, x); }
-//@ __uint_as_float
-TL_DEVICE float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
-//@ __int_as_float
-TL_DEVICE float __int_as_float(int x) { return __builtin_bit_cast(float, x); }
+//@ __float_as_uint=unsigned;float __float_as_int=int;float __uint_as_float=float;unsigned __int_as_float=float;int
+TL_DEVICE $1 $0($2 x) { return __builtin_bit_cast($1, x); }
 //@ __ushort_as_half
 TL_DEVICE half_t __ushort_as_half(unsigned short x) { return __builtin_bit_cast(half_t, x); }
 //@ __ushort_as_bfloat16
@@ -39,66 +33,27 @@ TL_DEVICE bfloat16_t __ushort_as_bfloat16(unsigned short x) { return __builtin_b
 template <typename T, typename U> TL_DEVICE auto min(T a, U b) { return a < b ? a : b; }
 //@ max
 template <typename T, typename U> TL_DEVICE auto max(T a, U b) { return a > b ? a : b; }
-//@ fmaxf
-TL_DEVICE float fmaxf(float x, float y) { return __builtin_fmaxf(x, y); }
-//@ fminf
-TL_DEVICE float fminf(float x, float y) { return __builtin_fminf(x, y); }
-//@ fmax
-TL_DEVICE double fmax(double x, double y) { return __builtin_fmax(x, y); }
-//@ fmin
-TL_DEVICE double fmin(double x, double y) { return __builtin_fmin(x, y); }
-//@ __hmax
-TL_DEVICE half_t __hmax(half_t x, half_t y) { return half_t(__builtin_fmaxf(float(x), float(y))); }
-TL_DEVICE bfloat16_t __hmax(bfloat16_t x, bfloat16_t y) { return bfloat16_t(__builtin_fmaxf(float(x), float(y))); }
-//@ __hmin
-TL_DEVICE half_t __hmin(half_t x, half_t y) { return half_t(__builtin_fminf(float(x), float(y))); }
-TL_DEVICE bfloat16_t __hmin(bfloat16_t x, bfloat16_t y) { return bfloat16_t(__builtin_fminf(float(x), float(y))); }
-//@ fmaf
-TL_DEVICE float fmaf(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
-//@ fma
-TL_DEVICE double fma(double x, double y, double z) { return __builtin_fma(x, y, z); }
-//@ fabsf
-TL_DEVICE float fabsf(float x) { return __builtin_fabsf(x); }
-//@ fabs
-TL_DEVICE double fabs(double x) { return __builtin_fabs(x); }
-//@ copysignf
-TL_DEVICE float copysignf(float x, float y) { return __builtin_copysignf(x, y); }
-//@ copysign
-TL_DEVICE double copysign(double x, double y) { return __builtin_copysign(x, y); }
-//@ floorf
-TL_DEVICE float floorf(float x) { return __builtin_floorf(x); }
-//@ floor
-TL_DEVICE double floor(double x) { return __builtin_floor(x); }
-//@ ceilf
-TL_DEVICE float ceilf(float x) { return __builtin_ceilf(x); }
-//@ ceil
-TL_DEVICE double ceil(double x) { return __builtin_ceil(x); }
-//@ truncf
-TL_DEVICE float truncf(float x) { return __builtin_truncf(x); }
-//@ trunc
-TL_DEVICE double trunc(double x) { return __builtin_trunc(x); }
-//@ nearbyintf
-TL_DEVICE float nearbyintf(float x) { return __builtin_rintf(x); }
-//@ nearbyint
-TL_DEVICE double nearbyint(double x) { return __builtin_rint(x); }
-//@ roundf
-TL_DEVICE float roundf(float x) { return __builtin_roundf(x); }
-//@ round
-TL_DEVICE double round(double x) { return __builtin_round(x); }
+//@ fmaxf fminf copysignf
+TL_DEVICE float $0(float x, float y) { return __builtin_$0(x, y); }
+//@ fmax fmin copysign
+TL_DEVICE double $0(double x, double y) { return __builtin_$0(x, y); }
+//@ __hmax=max __hmin=min
+TL_DEVICE half_t $0(half_t x, half_t y) { return half_t(__builtin_f$1f(float(x), float(y))); }
+TL_DEVICE bfloat16_t $0(bfloat16_t x, bfloat16_t y) { return bfloat16_t(__builtin_f$1f(float(x), float(y))); }
+//@ fmaf=float fma=double
+TL_DEVICE $1 $0($1 x, $1 y, $1 z) { return __builtin_$0(x, y, z); }
+//@ fabsf floorf ceilf truncf roundf sqrtf expf exp2f exp10f logf log2f log10f
+TL_DEVICE float $0(float x) { return __builtin_$0(x); }
+//@ fabs floor ceil trunc round sqrt
+TL_DEVICE double $0(double x) { return __builtin_$0(x); }
+//@ nearbyintf=float;f nearbyint=double;
+TL_DEVICE $1 $0($1 x) { return __builtin_rint$2(x); }
 //@ isnan
 template <typename T> TL_DEVICE bool isnan(T x) { return x != x; }
-//@ isinf
-template <typename T> TL_DEVICE bool isinf(T x) { return __builtin_isinf(x); }
-//@ isfinite
-template <typename T> TL_DEVICE bool isfinite(T x) { return __builtin_isfinite(x); }
-//@ ldexpf
-TL_DEVICE float ldexpf(float x, int n) { return __builtin_ldexpf(x, n); }
-//@ ldexp
-TL_DEVICE double ldexp(double x, int n) { return __builtin_ldexp(x, n); }
-//@ sqrtf
-TL_DEVICE float sqrtf(float x) { return __builtin_sqrtf(x); }
-//@ sqrt
-TL_DEVICE double sqrt(double x) { return __builtin_sqrt(x); }
+//@ isinf isfinite
+template <typename T> TL_DEVICE bool $0(T x) { return __builtin_$0(x); }
+//@ ldexpf=float ldexp=double
+TL_DEVICE $1 $0($1 x, int n) { return __builtin_$0(x, n); }
 //@ rsqrtf
 // v_rsq_f32 takes subnormals as zero; scaled numbers are far from them.
 TL_DEVICE float rsqrtf(float x) {
@@ -107,35 +62,17 @@ TL_DEVICE float rsqrtf(float x) {
 }
 //@ rsqrt
 TL_DEVICE double rsqrt(double x) { return 1.0 / __builtin_sqrt(x); }
-//@ expf
-TL_DEVICE float expf(float x) { return __builtin_expf(x); }
-//@ exp2f
-TL_DEVICE float exp2f(float x) { return __builtin_exp2f(x); }
-//@ exp10f
-TL_DEVICE float exp10f(float x) { return __builtin_exp10f(x); }
-//@ logf
-TL_DEVICE float logf(float x) { return __builtin_logf(x); }
-//@ log2f
-TL_DEVICE float log2f(float x) { return __builtin_log2f(x); }
-//@ log10f
-TL_DEVICE float log10f(float x) { return __builtin_log10f(x); }
-//@ __expf
-TL_DEVICE float __expf(float x) { return __builtin_amdgcn_exp2f(x * 1.44269504f); }
-//@ __exp10f
-TL_DEVICE float __exp10f(float x) { return __builtin_amdgcn_exp2f(x * 3.32192809f); }
-//@ __logf
-TL_DEVICE float __logf(float x) { return __builtin_amdgcn_logf(x) * 0.693147181f; }
+//@ __expf=1.44269504f __exp10f=3.32192809f
+TL_DEVICE float $0(float x) { return __builtin_amdgcn_exp2f(x * $1); }
+//@ __logf=0.693147181f __log10f=0.301029996f
+TL_DEVICE float $0(float x) { return __builtin_amdgcn_logf(x) * $1; }
 //@ __log2f
 TL_DEVICE float __log2f(float x) { return __builtin_amdgcn_logf(x); }
-//@ __log10f
-TL_DEVICE float __log10f(float x) { return __builtin_amdgcn_logf(x) * 0.301029996f; }
 //@ __powf
 TL_DEVICE float __powf(float x, float y) { return __builtin_amdgcn_exp2f(y * __builtin_amdgcn_logf(x)); }
-//@ __sinf
-// v_sin_f32 counts in turns.
-TL_DEVICE float __sinf(float x) { return __builtin_amdgcn_sinf(__builtin_amdgcn_fractf(x * 0.159154943f)); }
-//@ __cosf
-TL_DEVICE float __cosf(float x) { return __builtin_amdgcn_cosf(__builtin_amdgcn_fractf(x * 0.159154943f)); }
+//@ __sinf=sinf __cosf=cosf
+// v_sin_f32 and v_cos_f32 count in turns.
+TL_DEVICE float $0(float x) { return __builtin_amdgcn_$1(__builtin_amdgcn_fractf(x * 0.159154943f)); }
 //@ __tanf
 TL_DEVICE float __tanf(float x) { return __sinf(x) * __builtin_amdgcn_rcpf(__cosf(x)); }
 //@ __fdividef
@@ -403,56 +340,22 @@ template <char MODE> TL_DEVICE float directed_root(float x) {
   const double r = __builtin_sqrt(double(x)), rest = __builtin_fma(-r, r, double(x));
   return directed<MODE>(r, r > 0.0 && !__builtin_isinf(r) ? rest / (2.0 * r) : 0.0);
 }
-//@ __fadd_rz
-TL_DEVICE float __fadd_rz(float x, float y) { return directed_sum<'z'>(x, y); }  // directed
-//@ __fsub_rz
-TL_DEVICE float __fsub_rz(float x, float y) { return directed_sum<'z'>(x, -y); }  // directed
-//@ __fmul_rz
-TL_DEVICE float __fmul_rz(float x, float y) { return directed<'z'>(double(x) * y, 0.0); }  // directed
-//@ __fdiv_rz
-TL_DEVICE float __fdiv_rz(float x, float y) { return directed_quotient<'z'>(x, y); }  // directed
-//@ __frcp_rz
-TL_DEVICE float __frcp_rz(float x) { return directed_quotient<'z'>(1.0f, x); }  // directed
-//@ __fsqrt_rz
-TL_DEVICE float __fsqrt_rz(float x) { return directed_root<'z'>(x); }  // directed
-//@ __fmaf_rz
-TL_DEVICE float __fmaf_rz(float x, float y, float z) { return directed_sum<'z'>(double(x) * y, z); }  // directed
-//@ __fadd_ru
-TL_DEVICE float __fadd_ru(float x, float y) { return directed_sum<'u'>(x, y); }  // directed
-//@ __fsub_ru
-TL_DEVICE float __fsub_ru(float x, float y) { return directed_sum<'u'>(x, -y); }  // directed
-//@ __fmul_ru
-TL_DEVICE float __fmul_ru(float x, float y) { return directed<'u'>(double(x) * y, 0.0); }  // directed
-//@ __fdiv_ru
-TL_DEVICE float __fdiv_ru(float x, float y) { return directed_quotient<'u'>(x, y); }  // directed
-//@ __frcp_ru
-TL_DEVICE float __frcp_ru(float x) { return directed_quotient<'u'>(1.0f, x); }  // directed
-//@ __fsqrt_ru
-TL_DEVICE float __fsqrt_ru(float x) { return directed_root<'u'>(x); }  // directed
-//@ __fmaf_ru
-TL_DEVICE float __fmaf_ru(float x, float y, float z) { return directed_sum<'u'>(double(x) * y, z); }  // directed
-//@ __fadd_rd
-TL_DEVICE float __fadd_rd(float x, float y) { return directed_sum<'d'>(x, y); }  // directed
-//@ __fsub_rd
-TL_DEVICE float __fsub_rd(float x, float y) { return directed_sum<'d'>(x, -y); }  // directed
-//@ __fmul_rd
-TL_DEVICE float __fmul_rd(float x, float y) { return directed<'d'>(double(x) * y, 0.0); }  // directed
-//@ __fdiv_rd
-TL_DEVICE float __fdiv_rd(float x, float y) { return directed_quotient<'d'>(x, y); }  // directed
-//@ __frcp_rd
-TL_DEVICE float __frcp_rd(float x) { return directed_quotient<'d'>(1.0f, x); }  // directed
-//@ __fsqrt_rd
-TL_DEVICE float __fsqrt_rd(float x) { return directed_root<'d'>(x); }  // directed
-//@ __fmaf_rd
-TL_DEVICE float __fmaf_rd(float x, float y, float z) { return directed_sum<'d'>(double(x) * y, z); }  // directed
-//@ __fadd_rn
-TL_DEVICE float __fadd_rn(float x, float y) { return x + y; }
-//@ __fsub_rn
-TL_DEVICE float __fsub_rn(float x, float y) { return x - y; }
-//@ __fmul_rn
-TL_DEVICE float __fmul_rn(float x, float y) { return x * y; }
-//@ __fdiv_rn
-TL_DEVICE float __fdiv_rn(float x, float y) { return x / y; }
+//@ __fadd_rz=z __fadd_ru=u __fadd_rd=d
+TL_DEVICE float $0(float x, float y) { return directed_sum<'$1'>(x, y); }  // directed
+//@ __fsub_rz=z __fsub_ru=u __fsub_rd=d
+TL_DEVICE float $0(float x, float y) { return directed_sum<'$1'>(x, -y); }  // directed
+//@ __fmul_rz=z __fmul_ru=u __fmul_rd=d
+TL_DEVICE float $0(float x, float y) { return directed<'$1'>(double(x) * y, 0.0); }  // directed
+//@ __fdiv_rz=z __fdiv_ru=u __fdiv_rd=d
+TL_DEVICE float $0(float x, float y) { return directed_quotient<'$1'>(x, y); }  // directed
+//@ __frcp_rz=z __frcp_ru=u __frcp_rd=d
+TL_DEVICE float $0(float x) { return directed_quotient<'$1'>(1.0f, x); }  // directed
+//@ __fsqrt_rz=z __fsqrt_ru=u __fsqrt_rd=d
+TL_DEVICE float $0(float x) { return directed_root<'$1'>(x); }  // directed
+//@ __fmaf_rz=z __fmaf_ru=u __fmaf_rd=d
+TL_DEVICE float $0(float x, float y, float z) { return directed_sum<'$1'>(double(x) * y, z); }  // directed
+//@ __fadd_rn=+ __fsub_rn=- __fmul_rn=* __fdiv_rn=/
+TL_DEVICE float $0(float x, float y) { return x $1 y; }
 //@ __frcp_rn
 TL_DEVICE float __frcp_rn(float x) { return 1.0f / x; }
 //@ __fsqrt_rn
@@ -461,28 +364,16 @@ TL_DEVICE float __fsqrt_rn(float x) { return __builtin_sqrtf(x); }
 TL_DEVICE float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 //@ __frsqrt_rn
 TL_DEVICE float __frsqrt_rn(float x) { return float(1.0 / __builtin_sqrt(double(x))); }
-//@ __dadd_rn
-TL_DEVICE double __dadd_rn(double x, double y) { return x + y; }
-//@ __dsub_rn
-TL_DEVICE double __dsub_rn(double x, double y) { return x - y; }
-//@ __dmul_rn
-TL_DEVICE double __dmul_rn(double x, double y) { return x * y; }
-//@ __ddiv_rn
-TL_DEVICE double __ddiv_rn(double x, double y) { return x / y; }
+//@ __dadd_rn=+ __dsub_rn=- __dmul_rn=* __ddiv_rn=/
+TL_DEVICE double $0(double x, double y) { return x $1 y; }
 //@ __drcp_rn
 TL_DEVICE double __drcp_rn(double x) { return 1.0 / x; }
 //@ __dsqrt_rn
 TL_DEVICE double __dsqrt_rn(double x) { return __builtin_sqrt(x); }
 //@ __fma_rn
 TL_DEVICE double __fma_rn(double x, double y, double z) { return __builtin_fma(x, y, z); }
-//@ __hadd_rn
-template <typename T> TL_DEVICE T __hadd_rn(T x, T y) { return x + y; }
-//@ __hsub_rn
-template <typename T> TL_DEVICE T __hsub_rn(T x, T y) { return x - y; }
-//@ __hmul_rn
-template <typename T> TL_DEVICE T __hmul_rn(T x, T y) { return x * y; }
-//@ __hsub
-template <typename T> TL_DEVICE T __hsub(T x, T y) { return x - y; }
+//@ __hadd_rn=+ __hsub_rn=- __hmul_rn=* __hsub=-
+template <typename T> TL_DEVICE T $0(T x, T y) { return x $1 y; }
 //@ __hdiv
 template <typename T> TL_DEVICE T __hdiv(T x, T y) { return T(float(x) / float(y)); }
 //@ hrcp
@@ -497,12 +388,8 @@ typedef half_t __half2 __attribute__((ext_vector_type(2)));
 TL_DEVICE __half2 __half2half2(half_t x) { return __half2{x, x}; }
 //@ __halves2half2
 TL_DEVICE __half2 __halves2half2(half_t x, half_t y) { return __half2{x, y}; }
-//@ __hadd2
-TL_DEVICE __half2 __hadd2(__half2 x, __half2 y) { return x + y; }
-//@ __hsub2
-TL_DEVICE __half2 __hsub2(__half2 x, __half2 y) { return x - y; }
-//@ __hmul2
-TL_DEVICE __half2 __hmul2(__half2 x, __half2 y) { return x * y; }
+//@ __hadd2=+ __hsub2=- __hmul2=*
+TL_DEVICE __half2 $0(__half2 x, __half2 y) { return x $1 y; }
 //@ __hfma2
 TL_DEVICE __half2 __hfma2(__half2 x, __half2 y, __half2 z) { return __builtin_elementwise_fma(x, y, z); }
 //@ __byte_perm
@@ -529,15 +416,11 @@ TL_DEVICE unsigned __fns(unsigned mask, unsigned base, int n) {
     if (mask >> i & 1 && --left == 0) return i;
   return ~0u;
 }
-//@ __float2int_rz
+//@ __float2int_rz=int;i32 __float2uint_rz=unsigned;u32
 // The instruction cuts, and takes what is beyond the range to its end and NaN to zero; a cast in C leaves both undefined.
-TL_DEVICE int __float2int_rz(float x) { int y; asm("v_cvt_i32_f32 %0, %1" : "=v"(y) : "v"(x)); return y; }
-//@ __float2uint_rz
-TL_DEVICE unsigned __float2uint_rz(float x) { unsigned y; asm("v_cvt_u32_f32 %0, %1" : "=v"(y) : "v"(x)); return y; }
-//@ __double2int_rz
-TL_DEVICE int __double2int_rz(double x) { int y; asm("v_cvt_i32_f64 %0, %1" : "=v"(y) : "v"(x)); return y; }
-//@ __double2uint_rz
-TL_DEVICE unsigned __double2uint_rz(double x) { unsigned y; asm("v_cvt_u32_f64 %0, %1" : "=v"(y) : "v"(x)); return y; }
+TL_DEVICE $1 $0(float x) { $1 y; asm("v_cvt_$2_f32 %0, %1" : "=v"(y) : "v"(x)); return y; }
+//@ __double2int_rz=int;i32 __double2uint_rz=unsigned;u32
+TL_DEVICE $1 $0(double x) { $1 y; asm("v_cvt_$2_f64 %0, %1" : "=v"(y) : "v"(x)); return y; }
 //@ __double2ll_rz
 TL_DEVICE long long __double2ll_rz(double x) {
   return x >= 0x1p63 ? 0x7fffffffffffffffll : x < -0x1p63 ? -0x7fffffffffffffffll - 1 : x == x ? (long long)x : 0;
@@ -680,13 +563,9 @@ template <typename T> TL_DEVICE T atomicAdd(T* p, T x) {
   TL_ATOMIC { old = __scoped_atomic_fetch_add(p, x, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE); }
   return old;
 }
-//@ atomicMax
-template <typename T> TL_DEVICE T atomicMax(T* p, T x) {
-  return __scoped_atomic_fetch_max(p, x, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
-}
-//@ atomicMin
-template <typename T> TL_DEVICE T atomicMin(T* p, T x) {
-  return __scoped_atomic_fetch_min(p, x, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+//@ atomicMax=max atomicMin=min
+template <typename T> TL_DEVICE T $0(T* p, T x) {
+  return __scoped_atomic_fetch_$1(p, x, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
 }
 //@ atomicCAS
 template <typename T> TL_DEVICE T atomicCAS(T* p, T compare, T x) {

@@ -68,29 +68,16 @@ struct fp8_e5_t {
   template <typename T> explicit TL_DEVICE fp8_e5_t(T x) : code(ocp_code<2, 15, 0x7b>(odd_float(x))) {}
   explicit TL_DEVICE operator float() const { return float(__builtin_bit_cast(_Float16, (unsigned short)(code << 8))); }
 };
-//@ fp8_e4_fnuz
-struct fp8_e4_fnuz {
+//@ fp8_e4_fnuz=3;8;false fp8_e5_fnuz=2;16;true
+struct $0 {
   unsigned char code;
-  fp8_e4_fnuz() = default;
-  template <typename T> explicit TL_DEVICE fp8_e4_fnuz(T x) : code(fnuz_code<3, 8>(odd_float(x))) {}
+  $0() = default;
+  template <typename T> explicit TL_DEVICE $0(T x) : code(fnuz_code<$1, $2>(odd_float(x))) {}
   explicit TL_DEVICE operator float() const {
 #ifdef TL_FNUZ_INSTRUCTIONS
-    return fp8_value<false>(code);
+    return fp8_value<$3>(code);
 #else
-    return fnuz_value<3, 8>(code);
-#endif
-  }
-};
-//@ fp8_e5_fnuz
-struct fp8_e5_fnuz {
-  unsigned char code;
-  fp8_e5_fnuz() = default;
-  template <typename T> explicit TL_DEVICE fp8_e5_fnuz(T x) : code(fnuz_code<2, 16>(odd_float(x))) {}
-  explicit TL_DEVICE operator float() const {
-#ifdef TL_FNUZ_INSTRUCTIONS
-    return fp8_value<true>(code);
-#else
-    return fnuz_value<2, 16>(code);
+    return fnuz_value<$1, $2>(code);
 #endif
   }
 };
@@ -148,18 +135,11 @@ template <int N, typename S> TL_DEVICE void bfloat16_of_bytes(bfloat16_t* to, co
 #pragma unroll
   for (int i = 0; i < N; ++i) to[i] = bfloat16_t(x[i]);
 }
-//@ cast_half
-template <int N> TL_DEVICE vec<half_t, N> cast_half(const vec<float, N>& x) {
-  vec<half_t, N> out;
+//@ cast_half=half_t cast_bfloat16=bfloat16_t
+template <int N> TL_DEVICE vec<$1, N> $0(const vec<float, N>& x) {
+  vec<$1, N> out;
 #pragma unroll
-  for (int i = 0; i < N; ++i) out.v[i] = half_t(x.v[i]);
-  return out;
-}
-//@ cast_bfloat16
-template <int N> TL_DEVICE vec<bfloat16_t, N> cast_bfloat16(const vec<float, N>& x) {
-  vec<bfloat16_t, N> out;
-#pragma unroll
-  for (int i = 0; i < N; ++i) out.v[i] = bfloat16_t(x.v[i]);
+  for (int i = 0; i < N; ++i) out.v[i] = $1(x.v[i]);
   return out;
 }
 //@ pack_half
