@@ -263,11 +263,9 @@ TL_DEVICE void bulk_copy_cluster(void* dst, const void* src, unsigned bytes, voi
 }
 //@ bulk_commit
 TL_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-//@ bulk_wait
-template <int N> TL_DEVICE void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory"); }
-//@ bulk_wait_read
-// The sources may be written again; the writes themselves need not be done.
-template <int N> TL_DEVICE void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
+//@ bulk_wait= bulk_wait_read=.read
+// read: the sources may be written again; the writes themselves need not be done.
+template <int N> TL_DEVICE void $0() { asm volatile("cp.async.bulk.wait_group$1 %0;" ::"n"(N) : "memory"); }
 //@ wgmma_fence=fence wgmma_commit=commit_group
 TL_DEVICE void $0() { asm volatile("wgmma.$1.sync.aligned;" ::: "memory"); }
 //@ wgmma_wait

@@ -34,10 +34,8 @@ template <typename T> TL_DEVICE unsigned match_all_sync(T value, unsigned mask =
 }
 //@ linear_thread
 TL_DEVICE int linear_thread() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
-//@ lane_idx
-TL_DEVICE int lane_idx(int warp_size = 32) { return linear_thread() % warp_size; }
-//@ warp_idx
-TL_DEVICE int warp_idx(int warp_size = 32) { return linear_thread() / warp_size; }
+//@ lane_idx=% warp_idx=/
+TL_DEVICE int $0(int warp_size = 32) { return linear_thread() $1 warp_size; }
 //@ warp_idx_sync
 TL_DEVICE int warp_idx_sync(int warp_size = 32) { return __shfl_sync(0xffffffffu, linear_thread() / warp_size, 0); }
 //@ warp_group_idx

@@ -530,16 +530,10 @@ template <typename T, typename S> TL_DEVICE T reinterpret(const S& x) {
   memcpy(&out, &x, sizeof(T));
   return out;
 }
-//@ fast_exp2
-TL_DEVICE float fast_exp2(float x) {
+//@ fast_exp2=ex2 fast_rcp=rcp
+TL_DEVICE float $0(float x) {
   float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-//@ fast_rcp
-TL_DEVICE float fast_rcp(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("$1.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 //@ sigmoid

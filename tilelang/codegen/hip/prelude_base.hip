@@ -1,11 +1,8 @@
 // What the shared sections of the prelude take from a device's headers, made of clang's builtins: no header of ROCm is read.
 // Instructions: CDNA3 ISA, "Vector ALU", "DPP", "LDS"; builtins: LLVM AMDGPU usage, clang language extensions.
-//@ threadIdx
-struct dim3_ { unsigned x, y, z; };
-#define threadIdx (tl::dim3_{__builtin_amdgcn_workitem_id_x(), __builtin_amdgcn_workitem_id_y(), __builtin_amdgcn_workitem_id_z()})
-//@ blockIdx
-struct place_ { unsigned x, y, z; };
-#define blockIdx (tl::place_{__builtin_amdgcn_workgroup_id_x(), __builtin_amdgcn_workgroup_id_y(), __builtin_amdgcn_workgroup_id_z()})
+//@ threadIdx=dim3_;workitem_id blockIdx=place_;workgroup_id blockDim=sizes_;workgroup_size
+struct $1 { unsigned x, y, z; };
+#define $0 (tl::$1{__builtin_amdgcn_$2_x(), __builtin_amdgcn_$2_y(), __builtin_amdgcn_$2_z()})
 //@ gridDim
 // The first implicit arguments of a kernel (code object 5): blocks along x, y, z.
 struct blocks_ { unsigned x, y, z; };
@@ -14,9 +11,6 @@ TL_DEVICE blocks_ blocks() {
   return {p[0], p[1], p[2]};
 }
 #define gridDim (tl::blocks())
-//@ blockDim
-struct sizes_ { unsigned x, y, z; };
-#define blockDim (tl::sizes_{__builtin_amdgcn_workgroup_size_x(), __builtin_amdgcn_workgroup_size_y(), __builtin_amdgcn_workgroup_size_z()})
 //@ memcpy
 #define memcpy __builtin_memcpy
 //@ uint2
