@@ -211,6 +211,22 @@ class Writer:
             self.jump(after)
         self.begin(after)
 
+    @contextmanager
+    def loop(self) -> Iterator[Callable[[str], None]]:
+        """What is written inside runs again and again.  Gives a function that ends the loop where a condition holds."""
+        again, after = self.name("again"), self.name("after")
+        self.jump(again)
+        self.begin(again)
+
+        def leave(cond: str) -> None:
+            stay = self.name("stay")
+            self.branch(cond, after, stay)
+            self.begin(stay)
+
+        yield leave
+        self.jump(again)
+        self.begin(after)
+
     def unless_0(self, rc: str) -> AbstractContextManager[None]:
         """What is written inside runs where an i32 is not 0, which is unlikely."""
         return self.when(self.ins(f"icmp eq i32 {rc}, 0"), unless=True, likely=True)
@@ -258,9 +274,9 @@ class Writer:
         p = base if offset == 0 else self.ins(f"getelementptr i8, ptr {base}, i64 {offset}")
         self.do(f"store {ty} {value}, ptr {p}")
 
-    def function(self, name: str, parameters: str, linkage: str = "") -> str:
-        """The finished text of `int name(parameters)`."""
-        out = [f"define {linkage}i32 @{name}({parameters}) {{", "entry:", *self.entry, *self.lines]
+    def function(self, name: str, parameters: str, linkage: str = "", result: str = "i32") -> str:
+        """The finished text of `result name(parameters)`."""
+        out = [f"define {linkage}{result} @{name}({parameters}) {{", "entry:", *self.entry, *self.lines]
         if self.failures:
             out.append("raise:")
             for v, at in (("kind", 1), ("message", 2)):
