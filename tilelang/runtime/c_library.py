@@ -17,7 +17,7 @@ from .c_functions import DRIVER, SAY, CFunction, CParameter, run_text, say_text
 from .cpu_engine import cpu_engine
 from .cpu_pool import pool_ir
 from .cuda_driver import ATTRIBUTES
-from .cuda_library import CURRENT_DEVICE, driver_text, with_device_code
+from .cuda_library import current_device, driver_text, with_device_code
 from .llvm_text import HEADER, WEIGHTS, Writer
 from .shared_library import pool_start
 from .signature import Signature
@@ -25,41 +25,6 @@ from .xla_handler import XlaHandler
 
 _DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _MATH = "\n".join(x for x in HEADER.splitlines() if "@llvm." in x)
-DEVICE_OF = f"""
-define internal i32 @tl_device_of(ptr %p, i32 %other) {{
-  %device = alloca i32
-  %none = icmp eq ptr %p, null
-  br i1 %none, label %null, label %ask
-ask:
-  %rc = call i32 @cuPointerGetAttribute(ptr %device, i32 {_DEVICE_ORDINAL}, ptr %p)
-  %good = icmp eq i32 %rc, 0
-  %found = load i32, ptr %device
-  %out = select i1 %good, i32 %found, i32 -1
-  ret i32 %out
-null:
-  ret i32 %other
-}}
-"""
-_CAPABILITY = """
-define internal i32 @tl_capability(i32 %index) {{
-  %device = alloca i32
-  %major = alloca i32
-  %minor = alloca i32
-  %a = call i32 @cuDeviceGet(ptr %device, i32 %index)
-  %d = load i32, ptr %device
-  %b = call i32 @cuDeviceGetAttribute(ptr %major, i32 {major}, i32 %d)
-  %c = call i32 @cuDeviceGetAttribute(ptr %minor, i32 {minor}, i32 %d)
-  %ab = or i32 %a, %b
-  %abc = or i32 %ab, %c
-  %good = icmp eq i32 %abc, 0
-  %x = load i32, ptr %major
-  %y = load i32, ptr %minor
-  %tens = mul i32 %x, 10
-  %number = add i32 %tens, %y
-  %out = select i1 %good, i32 %number, i32 -1
-  ret i32 %out
-}}
-"""
 
 
 @record
@@ -108,8 +73,7 @@ def cuda_object(c: CInterface, variants: Sequence[Variant]) -> bytes:
     called = {"cuInit": "i32", "cuCtxGetDevice": "ptr", "cuPointerGetAttribute": "ptr, i32, ptr", "cuDeviceGet": "ptr, i32",
               "cuDeviceGetAttribute": "ptr, i32, i32"}
     calls = _callers(c, True, lambda w, args, frame: w.ins(f"call i32 @tl_choose(ptr {args}, ptr {frame})"))
-    capability = _CAPABILITY.format(major=ATTRIBUTES["cc_major"], minor=ATTRIBUTES["cc_minor"])
-    choice = [CURRENT_DEVICE, DEVICE_OF, capability, _choice(c, variants)]
+    choice = [current_device(), _device_of(), _capability(), _choice(c, variants)]
     modules.append("\n".join([*declared, driver_text(called), *choice, *calls]))
     return cpu_engine().emit_linked(modules, c.symbols, any_cpu=True)
 
@@ -126,12 +90,40 @@ def handler_text(c: CInterface, host_ir: str, cuda: bool) -> str:
     """LLVM IR of the handler and the host program alone, to be loaded into this process beside the kernel."""
     assert c.results is not None
     driver = "declare i32 @cuPointerGetAttribute(ptr, i32, ptr)\ndeclare i32 @cuCtxGetDevice(ptr)\n"
-    current = driver + CURRENT_DEVICE + DEVICE_OF if cuda else ""
+    current = "\n".join([driver, current_device(), _device_of()]) if cuda else ""
     text = run_text(host_ir, c.sig, "tl_run", cuda).replace(WEIGHTS, "")
     run = XlaHandler(c.sig, c.outputs, c.results, cuda).build(
         f"{c.name}_xla", lambda w, args, frame: w.ins(f"call i32 @tl_run(ptr {args}, ptr {frame})"))
     return "\n".join([text, SAY.replace("@tl_message = internal thread_local global [1024 x i8] zeroinitializer\n", ""),
                       current, run, WEIGHTS])
+
+
+def _device_of() -> str:
+    """tl_device_of: the number of the device of an address, -1 for no memory of a GPU, `other` for null."""
+    w = Writer()
+    device = w.slot("i32")
+    with w.when(w.ins("icmp eq ptr %p, null")):
+        w.do("ret i32 %other")
+    good = w.ins(f"icmp eq i32 {w.ins(f'call i32 @cuPointerGetAttribute(ptr {device}, i32 {_DEVICE_ORDINAL}, ptr %p)')}, 0")
+    found = w.at(device, 0, "i32")
+    w.do(f"ret i32 {w.ins(f'select i1 {good}, i32 {found}, i32 -1')}")
+    return w.function("tl_device_of", "ptr %p, i32 %other", "internal ")
+
+
+def _capability() -> str:
+    """tl_capability: 90 for a device of sm_90, -1 where the driver fails."""
+    w = Writer()
+    device, major, minor = (w.slot("i32") for _ in range(3))
+    rc = w.ins(f"call i32 @cuDeviceGet(ptr {device}, i32 %index)")
+    number = w.at(device, 0, "i32")
+    for place, name in ((major, "cc_major"), (minor, "cc_minor")):
+        again = w.ins(f"call i32 @cuDeviceGetAttribute(ptr {place}, i32 {ATTRIBUTES[name]}, i32 {number})")
+        rc = w.ins(f"or i32 {rc}, {again}")
+    tens = w.ins(f"mul i32 {w.at(major, 0, 'i32')}, 10")
+    found = w.ins(f"add i32 {tens}, {w.at(minor, 0, 'i32')}")
+    good = w.ins(f"icmp eq i32 {rc}, 0")
+    w.do(f"ret i32 {w.ins(f'select i1 {good}, i32 {found}, i32 -1')}")
+    return w.function("tl_capability", "i32 %index", "internal ")
 
 
 def number_and_suffix(arch: str) -> tuple[int, str]:

@@ -24,7 +24,6 @@ _LOADING = {"cuInit": "i32", "cuDeviceGet": "ptr, i32", "cuDevicePrimaryCtxRetai
             "cuModuleGetFunction": "ptr, ptr, ptr", "cuFuncSetAttribute": "ptr, i32, i32",
             "cuFuncGetAttribute": "ptr, i32, ptr", "cuDeviceGetAttribute": "ptr, i32, i32"}
 
-# Loads the device code once on each device; finds the driver when the library is loaded.
 _DRIVER = """
 @tl_text_driver = private unnamed_addr constant [13 x i8] c"libcuda.so.1\\00"
 declare ptr @dlopen(ptr, i32)
@@ -40,47 +39,6 @@ out:
   ret void
 }}
 """
-CURRENT_DEVICE = """
-define internal i32 @tl_current_device() {
-  %device = alloca i32
-  store i32 0, ptr %device
-  %rc = call i32 @cuCtxGetDevice(ptr %device)
-  %got = load i32, ptr %device
-  %good = icmp eq i32 %rc, 0
-  %out = select i1 %good, i32 %got, i32 0
-  ret i32 %out
-}
-"""
-_LOAD = """
-@tl_lock = internal global i32 0
-declare i32 @sched_yield()
-define internal i32 @tl_load(i32 %device) {
-entry:
-  %index = zext i32 %device to i64
-  %slot = getelementptr ptr, ptr @tl_contexts, i64 %index
-  br label %try
-try:
-  %pair = cmpxchg ptr @tl_lock, i32 0, i32 1 acquire monotonic
-  %mine = extractvalue { i32, i1 } %pair, 1
-  br i1 %mine, label %held, label %wait
-wait:
-  %ignored = call i32 @sched_yield()
-  br label %try
-held:
-  %there = load ptr, ptr %slot
-  %done = icmp ne ptr %there, null
-  br i1 %done, label %leave, label %load
-load:
-  %rc = call i32 @tl_load_now(i32 %device, ptr %slot)
-  br label %leave
-leave:
-  %out = phi i32 [ 0, %held ], [ %rc, %load ]
-  store atomic i32 0, ptr @tl_lock release, align 4
-  ret i32 %out
-}
-"""
-
-
 def write_cuda_library(path: Any, name: str, host_ir: str, kernels: list[dict[str, Any]], images: dict[str, bytes],
                        fingerprint: str) -> None:
     """Link the kernels of a program to a shared library.
@@ -99,7 +57,7 @@ def library_text(name: str, host_ir: str, kernels: list[dict[str, Any]], images:
                                                                                   "call i32 @tl_current_device()")
     text, called = with_device_code(text, kernels, images)
     driver = driver_text({**called, "cuCtxGetDevice": "ptr"}, "tl_start")
-    return "\n".join([text, driver, CURRENT_DEVICE, ffi_entry(name, fingerprint, "tl_find_driver")])
+    return "\n".join([text, driver, current_device(), ffi_entry(name, fingerprint, "tl_find_driver")])
 
 
 def with_device_code(host_ir: str, kernels: list[dict[str, Any]], images: dict[str, bytes]) -> tuple[str, dict[str, str]]:
@@ -117,7 +75,7 @@ def with_device_code(host_ir: str, kernels: list[dict[str, Any]], images: dict[s
                      ("@tl_status = external global i32", "@tl_status = internal global i32 0")):
         text = text.replace(old, new)
     return "\n".join([text, *(_constant(f"tl_image_{k}", images[f], 16) for k, f in enumerate(images)),
-                      _loader(kernels, list(images)), _LOAD]), called
+                      _loader(kernels, list(images)), _load()]), called
 
 
 def driver_text(called: dict[str, str], start: str = "tl_find_driver") -> str:
@@ -140,6 +98,31 @@ def _forwarder(name: str, types: str) -> str:
                       f"define internal i32 @{name}({given}) {{", f"  %f = load ptr, ptr @tl_at_{name}",
                       "  %none = icmp eq ptr %f, null", "  br i1 %none, label %missing, label %there", "there:",
                       f"  %rc = call i32 %f({given})", "  ret i32 %rc", "missing:", f"  ret i32 {NO_DRIVER}", "}"])
+
+
+def current_device() -> str:
+    """tl_current_device: the number of the current device, 0 where there is none."""
+    w = Writer()
+    device = w.slot("i32")
+    w.put(device, 0, "i32", "0")
+    good = w.ins(f"icmp eq i32 {w.ins(f'call i32 @cuCtxGetDevice(ptr {device})')}, 0")
+    found = w.at(device, 0, "i32")
+    w.do(f"ret i32 {w.ins(f'select i1 {good}, i32 {found}, i32 0')}")
+    return w.function("tl_current_device", "", "internal ")
+
+
+def _load() -> str:
+    """tl_load: loads the device code on a device, once."""
+    w = Writer()
+    slot = w.ins(f"getelementptr ptr, ptr @tl_contexts, i64 {w.ins('zext i32 %device to i64')}")
+    with w.loop() as leave:
+        leave(w.ins(f"extractvalue {{ i32, i1 }} {w.ins('cmpxchg ptr @tl_lock, i32 0, i32 1 acquire monotonic')}, 1"))
+        w.do("call i32 @sched_yield()")
+    there = w.ins(f"icmp ne ptr {w.at(slot, 0, 'ptr')}, null")
+    rc = w.either(there, lambda: "0", lambda: w.ins(f"call i32 @tl_load_now(i32 %device, ptr {slot})"), "i32")
+    w.do("store atomic i32 0, ptr @tl_lock release, align 4")
+    w.do(f"ret i32 {rc}")
+    return "@tl_lock = internal global i32 0\ndeclare i32 @sched_yield()\n" + w.function("tl_load", "i32 %device", "internal ")
 
 
 def _loader(kernels: list[dict[str, Any]], files: list[str]) -> str:
