@@ -88,21 +88,32 @@ def error(kind: str, message: str, *, expected: str = "", found: str | None = No
         raise error("gemm-shape", "...", expected="K = 32", found="K = 64", span=op.span, hint="...")
 
     expected, found and hint may be omitted only if the kind was registered with them; otherwise TypeError is raised.
-    found may also be omitted if the message ends with it: "…, found K = 64".
-    tests/errors/test_error_sites.py finds such calls without running them.
+    expected and found may also stand in the message, in marks that are not shown: "T.f takes «an even number», not ‹3›"; found
+    also at its end: "…, found K = 64".  tests/errors/test_error_sites.py finds such calls without running them.
     """
     if sys.excepthook is sys.__excepthook__ and sys.stderr is not None and sys.stderr.isatty():
         sys.excepthook = _show_uncaught
     k = KINDS[kind]
-    expected, hint = expected or k.expected, hint or k.hint
+    message, marked = _unmarked(message, "‹›")
     if found is None:
-        found = k.found or message.partition(", found ")[2] or None
+        found = marked
+    message, marked = _unmarked(message, "«»")
+    expected, hint = expected or marked or k.expected, hint or k.hint
+    if found is None:
+        found = k.found or message.partition(", found ")[2] or message.partition(", got ")[2] or None
     if not (expected and hint) or found is None:
         raise TypeError(f"an error of kind {kind!r} says what was expected, what was found and what to do: {message}")
     out = _class_for(k.raises)(message, kind=kind, expected=expected, found=found or k.found or "nothing", span=span,
                                notes=notes, hint=hint)
     out.label = label
     return out
+
+
+def _unmarked(message: str, marks: str) -> tuple[str, str | None]:
+    """(a message without the first pair of these marks, what stands in them)."""
+    before, opened, rest = message.partition(marks[0])
+    inside, closed, after = rest.partition(marks[1])
+    return (before + inside + after, inside) if opened and closed else (message, None)
 
 
 class TileLangWarning(UserWarning):

@@ -37,8 +37,9 @@ def test_every_place_says_what_was_expected_and_found_and_what_to_do():
     for place, kind, node in calls():
         given = {k.arg for k in node.keywords}
         hints = "hint" in given or len(node.args) > (3 if ".error" in ast.unparse(node.func) else 2)  # language.state.error
-        said = {"expected": "expected" in given, "hint": hints,
-                "found": "found" in given or len(node.args) > 1 and ", found " in ast.unparse(node.args[1])}
+        message = ast.unparse(node.args[1]) if len(node.args) > 1 else ""
+        said = {"expected": "expected" in given or "«" in message, "hint": hints,
+                "found": "found" in given or any(mark in message for mark in ("‹", ", found ", ", got "))}
         silent += [f"{place} {kind}: {what}" for what, here in said.items() if not here and not getattr(KINDS[kind], what)]
         count += 1
     assert not silent, "\n".join(silent)
@@ -56,3 +57,10 @@ def test_what_was_found_is_taken_from_the_end_of_the_message():
     register("test-found", ValueError, "for this test", "do it", expected="an even number")
     assert error("test-found", "a number is even, found 3").found == "3"
     assert error("test-found", "a number is even, found 3", found="an odd one").found == "an odd one"
+
+
+def test_expected_and_found_are_marked_in_the_message():
+    register("test-marks", ValueError, "for this test", "do it")
+    made = error("test-marks", "T.f takes «an even number» of threads, not ‹3›: write T.g for «others»")
+    assert (made.expected, made.found) == ("an even number", "3")
+    assert made.message == "T.f takes an even number of threads, not 3: write T.g for «others»"

@@ -71,8 +71,8 @@ class AutoTuneImpl(InClasses):
         self.__doc__, self.__module__ = jit_impl.__doc__, jit_impl.__module__
         unknown = sorted(self.skipped - set(jit_impl.signature.parameters))
         if unknown:
-            raise error("tune-keys", f"do_not_specialize names {', '.join(unknown)}, no parameter of `{jit_impl.__name__}`",
-                        expected=f"parameters among {', '.join(jit_impl.signature.parameters)}", found=", ".join(unknown),
+            raise error("tune-keys", f"do_not_specialize names ‹{', '.join(unknown)}›, no parameter of `{jit_impl.__name__}`",
+                        expected=f"parameters among {', '.join(jit_impl.signature.parameters)}",
                         hint=f"the parameters are {', '.join(jit_impl.signature.parameters)}")
 
     def __getattr__(self, name: str) -> Any:
@@ -175,9 +175,8 @@ class AutoTuneImpl(InClasses):
         known = set(self.jit_impl.signature.parameters) | {RESERVED}
         unused = sorted({k for c in configs for k in c} - known)
         if unused:
-            raise error("tune-keys", f"Unused keys in config: {', '.join(unused)}",
+            raise error("tune-keys", f"Unused keys in config: ‹{', '.join(unused)}›",
                         expected=f"parameters among {', '.join(self.jit_impl.signature.parameters)}",
-                        found=f"{', '.join(unused)}",
                         hint=f"the parameters are {', '.join(self.jit_impl.signature.parameters)}")
         return configs
 

@@ -132,7 +132,7 @@ class AutotuneResult:
             times = json.loads((folder / LATENCY_PATH).read_text(encoding="utf-8"))
             text = (folder / KERNEL_PY_PATH).read_text(encoding="utf-8")
         except (OSError, ValueError) as e:
-            raise error("tune-result", f"{folder} holds no tuning result: {e}", found=str(e),
+            raise error("tune-result", f"{folder} holds no tuning result: ‹{e}›",
                         hint="give a folder written by AutotuneResult.save_to_disk") from None
         program = parse(text)
         kernel = compile_args.compile_program(program)

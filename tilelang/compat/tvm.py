@@ -75,7 +75,7 @@ def register_func(func_name: str, f: Any = None, override: bool = False) -> Any:
     """Registers, or is the decorator of, the hooks that edit the source of kernels: "tilelang_callback_cuda_postproc"."""
     kind = {f"tilelang_callback_{k}_postproc": k for k in ("c", "cuda", "hip")}.get(func_name)
     if kind is None:
-        raise error("not-available", f"nothing here calls a function by the name {func_name!r}", found=repr(func_name))
+        raise error("not-available", f"nothing here calls a function by the name ‹{func_name!r}›")
     return (lambda fn: register_hook(kind, fn, override)) if f is None else register_hook(kind, f, override)
 
 

@@ -102,8 +102,8 @@ def _kinds(names: Sequence[Any]) -> tuple[Any, ...]:
     for name in names:
         kind = globals().get(n := str(name).rpartition(".")[2]) or getattr(_language, n, None)
         if not isinstance(kind, type) or kind is SBlock:
-            raise _error("not-available", f"ir_transform: programs have no nodes of kind {name}", found=str(name),
-                        expected="kinds of nodes, such as tirx.For, tirx.Call and tirx.BufferStore")
+            raise _error("not-available", f"ir_transform: programs have no nodes of kind ‹{name}›",
+                         expected="kinds of nodes, such as tirx.For, tirx.Call and tirx.BufferStore")
         found.append(kind)
     return tuple(found)
 

@@ -252,7 +252,7 @@ def agree(what: str) -> None:
     said = me.gather(what)
     other = next((r for r, text in enumerate(said) if text != what), None)
     if other is not None:
-        raise error("ranks-disagree", f"rank {me.rank} calls {what}, and rank {other} calls {said[other]}", expected=what,
+        raise error("ranks-disagree", f"rank {me.rank} calls «{what}», and rank {other} calls {said[other]}",
                     found=f"{said[other]} on rank {other}")
     me.agreed.add(what)
 
@@ -295,12 +295,12 @@ def said(words: Any, rank: int, names: dict[int, str] | None) -> Exception | Non
     where = f"address {at:#x}" if names is None else f"byte {at - start} of {names.get(start, 'the heap')}"
     if kind == 3:
         return error("rank-stopped", f"rank {rank}: block {block} waited in line {line} for the signal at {where}, which is "
-                     f"{found}", expected=f"{want}", found=f"{found}")
+                     f"‹{found}›", expected=f"{want}")
     if kind == -1:
         return error("rank-stopped", f"rank {rank}: block {block} stopped in line {line}, before it had said why",
                      expected="a reason", found="none")
     if kind == 2:
-        return error("rank-stopped", f"rank {rank}: line {line} names rank {found} of {want}",
-                     expected=f"a rank below {want}", found=str(found))
+        return error("rank-stopped", f"rank {rank}: line {line} names rank ‹{found}› of {want}",
+                     expected=f"a rank below {want}")
     return error("rank-stopped", f"rank {rank}: a tensor that was passed as T.SymmTensor is not symmetric",
                  expected="a tensor of tilelang.distributed.create_tensor", found="another tensor")

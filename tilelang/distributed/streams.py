@@ -52,7 +52,7 @@ def wait_eq(flag: Any, value: int, stream: Any = None, compare: str = "eq") -> N
         dist.wait_eq(flags[0:1], 1)
     """
     if compare not in _COMPARE:
-        raise error("signal-order", f"compare of wait_eq is {compare!r}", expected="one of eq, ge", found=repr(compare))
+        raise error("signal-order", f"compare of wait_eq is ‹{compare!r}›", expected="one of eq, ge")
     _on_stream(_WAIT, flag, value, _COMPARE[compare], stream)
 
 
@@ -88,8 +88,8 @@ def _moved(mine: Any, there: Any, what: str) -> None:
     symmetric_view(there, what)
     if (mine.shape, mine.dtype, mine.is_contiguous()) != (there.shape, there.dtype, True):
         shapes = [f"{'' if x.is_contiguous() else 'strided '}{tuple(x.shape)} of {x.dtype}" for x in (there, mine)]
-        raise error("signal-operand", f"{what} is {shapes[0]}, and this rank's tensor {shapes[1]}", expected=shapes[0],
-                    found=shapes[1], hint="pass contiguous tensors of one shape and type")
+        raise error("signal-operand", f"{what} is «{shapes[0]}», and this rank's tensor ‹{shapes[1]}›",
+                    hint="pass contiguous tensors of one shape and type")
 
 
 def perf_fn(fn: Callable[[], Any], iters: int = 20, warmup_iters: int = 5) -> tuple[Any, float]:

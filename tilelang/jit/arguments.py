@@ -212,9 +212,9 @@ def explain(sig: Signature, args: tuple[Any, ...], e: Exception) -> Exception:
         return nested
     if len(args) != len(inputs):
         names = ", ".join(a.name for a in inputs)
-        return error("kernel-arity", f"Kernel expected {len(inputs)} inputs, but {len(args)} are provided. ({sig.name}: "
+        return error("kernel-arity", f"Kernel expected {len(inputs)} inputs, but ‹{len(args)}› are provided. ({sig.name}: "
                      f"num_args should be {len(inputs)})", expected=f"{len(inputs)} inputs: {names or 'none'}",
-                     found=str(len(args)), hint=f"the inputs are: {names or '(none)'}")
+                     hint=f"the inputs are: {names or '(none)'}")
     if isinstance(e, TileLangError):
         return e
     text = str(e)
@@ -351,14 +351,12 @@ def _unconvertible(sig: Signature, args: tuple[Any, ...], e: Exception) -> Excep
     for a, x in zip(sig.inputs, args):
         if not str(getattr(x, "layout", "torch.strided")).endswith("strided"):
             return error("kernel-argument", f"`{a.name}` is no dense tensor (kernel {sig.name} input {a.name} layout mismatch, "
-                         f"expected a dense tensor, got {str(x.layout).removeprefix('torch.')} "
-                         f"{str(x.dtype).removeprefix('torch.')} tensor of shape {tuple(x.shape)})",
-                         expected="a dense tensor", found=f"a tensor of layout {str(x.layout).removeprefix('torch.')}",
-                         notes=_declared(a), hint="pass x.to_dense()")
+                         f"expected «a dense tensor», got {str(x.layout).removeprefix('torch.')} "
+                         f"{str(x.dtype).removeprefix('torch.')} tensor of shape {tuple(x.shape)})", found="a tensor of layout "
+                         f"{str(x.layout).removeprefix('torch.')}", notes=_declared(a), hint="pass x.to_dense()")
         if getattr(x, "is_quantized", False):
             return error("kernel-argument", f"`{a.name}` is quantised (kernel {sig.name} input {a.name} dtype mismatch, "
-                         f"expected a plain element type, got {describe(x)})", expected="a plain element type",
-                         found=describe(x), notes=_declared(a),
+                         f"expected «a plain element type», got ‹{describe(x)}›)", notes=_declared(a),
                          hint="pass x.int_repr(), and its scale and zero point as separate arguments")
         if "doesn't have storage" in str(e) and _is_wrapped(x):
             return error("kernel-argument", f"`{a.name}` has no memory (kernel {sig.name} input {a.name} expected "
@@ -367,15 +365,14 @@ def _unconvertible(sig: Signature, args: tuple[Any, ...], e: Exception) -> Excep
                          notes=_declared(a), hint="call the kernel inside a torch.autograd.Function or torch.library.custom_op")
         if getattr(x, "is_meta", False):
             return error("kernel-argument", f"`{a.name}` is on the meta device (kernel {sig.name} input {a.name} device_type "
-                         f"mismatch, expected a device with memory, got {describe(x)})", expected="a tensor with memory",
-                         found=describe(x), notes=_declared(a), hint="move the tensor to the kernel's device")
+                         f"mismatch, expected a device with memory, got ‹{describe(x)}›)", expected="a tensor with memory",
+                         notes=_declared(a), hint="move the tensor to the kernel's device")
     if isinstance(e, (BufferError, TypeError)):
         for a, x in zip(sig.inputs, args):
             if isinstance(x, np.ndarray) and not exports_itself(x):
                 plain = _plain(a, x, "dtype mismatch", sig, args)
                 return error("kernel-argument", f"{plain} (kernel {sig.name} input {a.name} dtype mismatch, expected "
-                             f"{_wanted(a)}, got {describe(x)})",
-                             expected=str(_wanted(a)), found=describe(x), notes=_declared(a),
+                             f"«{_wanted(a)}», got ‹{describe(x)}›)", notes=_declared(a),
                              hint=f"{_converted(a, x, 'dtype mismatch') or 'pass a dense array'} ({str(e).rstrip('.')})")
     return e
 
@@ -415,8 +412,8 @@ def explain_cython(sig: Signature, args: tuple[Any, ...], e: Exception) -> Excep
     """The same failure in the words of the cython backend (ValueError)."""
     inputs = sig.inputs
     if len(args) != len(inputs):
-        return error("kernel-arity", f"Expected {len(inputs)} inputs, got {len(args)} with {len(sig.args)} inputs and "
-                     f"{len(sig.outputs)} outputs", expected=f"{len(inputs)} inputs", found=str(len(args)))
+        return error("kernel-arity", f"Expected «{len(inputs)} inputs», got ‹{len(args)}› with {len(sig.args)} inputs and "
+                     f"{len(sig.outputs)} outputs")
     m = re.match(_ABOUT, str(e))
     if m is None:
         return explain(sig, args, e)

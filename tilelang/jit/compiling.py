@@ -56,8 +56,8 @@ def par_compile(funcs: Iterable[Any], out_idx: Any = None, execution_backend: st
     warning instead of its exception.
     """
     if not isinstance(funcs, Iterable):
-        raise error("compile-not-a-program", f"par_compile takes a list of PrimFuncs, found a {type(funcs).__name__}",
-                    expected="a list of PrimFuncs", hint="write par_compile([f, g])")
+        raise error("compile-not-a-program", f"par_compile takes «a list of PrimFuncs», found a {type(funcs).__name__}",
+                    hint="write par_compile([f, g])")
 
     def one(func: Any) -> JITKernel:
         return compile(func, out_idx, execution_backend, target, target_host, verbose, pass_configs, compile_flags)
@@ -145,9 +145,9 @@ def first_fitting(program: Callable[..., Any], first: Any, *others: Any, target:
     for size in (first, *others):
         func = program(*size) if isinstance(size, tuple) else program(**size) if isinstance(size, dict) else program(size)
         if program_of(func) is None:
-            raise error("compile-not-a-program", "first_fitting takes a function of sizes that gives a PrimFunc, not one that "
-                        f"gives {type(func).__name__}", expected="a function of sizes that gives a PrimFunc",
-                        found=f"a {type(func).__name__}", hint="of a function under tilelang.jit: first_fitting(f.get_tir, …)")
+            raise error("compile-not-a-program", "first_fitting takes «a function of sizes that gives a PrimFunc», not one "
+                        f"that gives {type(func).__name__}", found=f"a {type(func).__name__}",
+                        hint="of a function under tilelang.jit: first_fitting(f.get_tir, …)")
         request = make_request(func, target=target)
         if max(map(_shared_bytes, walk(request.func.body, Launch)), default=0) <= request.target.max_shared_bytes:
             break

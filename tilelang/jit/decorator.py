@@ -308,7 +308,7 @@ class JITImpl(InClasses, Generic[P, R]):
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as e:
             name = self._name()
-            raise error("jit-arguments", f"`{name}`: {e}", expected=f"{name}{self.signature}", found=str(e),
+            raise error("jit-arguments", f"`{name}`: ‹{e}›", expected=f"{name}{self.signature}",
                         hint=keyword_hint(e, self.signature)) from None
         bound.apply_defaults()
         return bound
@@ -326,8 +326,8 @@ class JITImpl(InClasses, Generic[P, R]):
         with strict(self.pass_configs):
             out = self.factory(*bound.args, **bound.kwargs)
         if program_of(out) is None:
-            raise error("jit-no-program", f"`{self._name()}` must return a @T.prim_func, it returned {type(out).__name__}",
-                        found=type(out).__name__, hint="end the function with `return` and the prim_func's name")
+            raise error("jit-no-program", f"`{self._name()}` must return a @T.prim_func, it returned ‹{type(out).__name__}›",
+                        hint="end the function with `return` and the prim_func's name")
         return out
 
     # ---- compiling --------------------------------------------------------------------------------------------------

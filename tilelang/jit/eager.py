@@ -85,9 +85,8 @@ class EagerCalls:
             given = len(self.runtime) - len(missing)
             known = [n for n in kwargs if n not in self.names]
             near = f"`{known[0]}` is no parameter; " if known else ""
-            raise error("eager-inputs", f"Expected {len(self.runtime)} inputs, got {given} with {missing[0]!r} "
-                        f"missing: `{self.owner.__name__}` takes {', '.join(self.runtime)}",
-                        expected=f"{', '.join(self.runtime)}", found=f"no {missing[0]}",
+            raise error("eager-inputs", f"Expected {len(self.runtime)} inputs, got {given} with {missing[0]!r} missing: "
+                        f"`{self.owner.__name__}` takes «{', '.join(self.runtime)}»", found=f"no {missing[0]}",
                         hint=f"{near}pass every tensor; results made by T.empty are returned, not passed")
         trace = self._trace(values, consts)
         kernel = self._kernel(trace, values, consts)
@@ -136,9 +135,8 @@ class EagerCalls:
         """(value or _MISSING per parameter, keyword values of consts)."""
         names = self.names
         if len(args) > len(names):
-            raise error("eager-arguments", f"`{self.owner.__name__}` takes {len(names)} arguments, {len(args)} given",
-                        expected=f"at most {len(names)} arguments", found=str(len(args)),
-                        hint=f"its parameters are {', '.join(names)}")
+            raise error("eager-arguments", f"`{self.owner.__name__}` takes {len(names)} arguments, ‹{len(args)}› given",
+                        expected=f"at most {len(names)} arguments", hint=f"its parameters are {', '.join(names)}")
         values = dict(zip(names, args))
         consts: dict[str, Any] = {}
         for name, value in kwargs.items():
@@ -268,7 +266,7 @@ def _whole(name: str, value: Any) -> int:
     try:
         return int(value.__index__())
     except (AttributeError, TypeError):
-        raise error("eager-const", f"T.const `{name}` needs an integer, found {value!r}", expected="an integer",
+        raise error("eager-const", f"T.const `{name}` needs «an integer», found {value!r}",
                     hint="it is a dimension or stride of a tensor") from None
 
 

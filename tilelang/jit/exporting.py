@@ -118,12 +118,12 @@ def export(kernel: Any, folder: Any, name: str | None = None, arch: str | Sequen
     """Write a kernel for C programs into a folder; see JITKernel.export."""
     name = export_name(name or kernel.signature.name)
     if name in RESERVED:
-        raise error("kernel-export", f"a C function cannot have the name {name!r}", expected="a name that is free in C",
-                    found=repr(name), hint='give it one: export(..., name="matmul"), on the command line --name matmul')
+        raise error("kernel-export", f"a C function cannot have the name ‹{name!r}›", expected="a name that is free in C",
+                    hint='give it one: export(..., name="matmul"), on the command line --name matmul')
     archs = [arch] if isinstance(arch, str) else list(arch or ())
     if (archs or ptx) and not kernel.target.is_cuda:
-        raise error("kernel-export", f"architectures of GPUs are given for a kernel for {kernel.target}",
-                    expected="a kernel for CUDA", found=str(kernel.target), hint='compile it for target="cuda"')
+        raise error("kernel-export", f"architectures of GPUs are given for a kernel for ‹{kernel.target}›",
+                    expected="a kernel for CUDA", hint='compile it for target="cuda"')
     c, out = c_interface(kernel, name), Path(folder)
     if kernel.target.is_cuda:
         compiled = [with_given_results(kernel, a) for a in dict.fromkeys(archs or [kernel.target.arch])]

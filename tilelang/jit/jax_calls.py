@@ -42,7 +42,7 @@ def jax_call(kernel: Any) -> Callable[..., Any]:
         y = jax.jit(lambda x: relu(x) + 1)(x)
     """
     if not isinstance(kernel, (JITKernel, JITImpl)):
-        raise error("jax-call", f"a {type(kernel).__name__} is no kernel", found=type(kernel).__name__,
+        raise error("jax-call", f"a ‹{type(kernel).__name__}› is no kernel",
                     hint="pass a compiled kernel, or an eager @tilelang.jit function")
 
     def call(*args: Any) -> Any:
@@ -58,8 +58,8 @@ def jax_call(kernel: Any) -> Callable[..., Any]:
 def _call(kernel: JITKernel, args: Sequence[Any]) -> Any:
     sig = kernel.signature
     if len(args) != len(sig.inputs):
-        raise error("jax-call", f"kernel {sig.name} is given {len(args)} arguments", expected=f"{len(sig.inputs)} arguments",
-                    found=str(len(args)), hint=f"it takes {', '.join(a.name for a in sig.inputs)}")
+        raise error("jax-call", f"kernel {sig.name} is given ‹{len(args)}› arguments", expected=f"{len(sig.inputs)} arguments",
+                    hint=f"it takes {', '.join(a.name for a in sig.inputs)}")
     c, jax = _registered_target(kernel), _jax()
     shapes = {a.name: s for a, s in zip(sig.outputs, result_shapes(kernel, args))}
     arrays: list[Any] = []
@@ -97,7 +97,7 @@ def _registered_target(kernel: JITKernel) -> CInterface:
     c = c_interface(kernel, f"tl_{next(_serial)}")
     if c.results is None:
         strange = next(a.name for a in c.sig.args if not has_type(a))
-        raise error("jax-call", f"`{strange}` of kernel {c.sig.name} has a type that XLA does not have", found=f"`{strange}`",
+        raise error("jax-call", f"‹`{strange}`› of kernel {c.sig.name} has a type that XLA does not have",
                     expected="tensors of XLA's types and numbers", hint="pass its bytes as a tensor of uint8")
     jax, library = _jax(), _loaded(kernel, c)
     address = ctypes.c_void_p(library.addresses[f"{c.name}_xla"])

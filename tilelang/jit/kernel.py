@@ -484,8 +484,8 @@ def schedule_of(kernel: JITKernel, loop: int, times: bool = False) -> Any:
 
     found = [(x, f["predicted"] and f["predicted"]["us"]) for f in kernel._built.meta.get("facts", []) for x in f["schedules"]]
     if not -len(found) <= loop < len(found):
-        raise error("kernel-schedule", f"`{kernel.signature.name}` has no pipelined loop {loop} for {kernel.target}",
-                    expected=f"a number below {len(found)}", found=str(loop))
+        raise error("kernel-schedule", f"`{kernel.signature.name}` has no pipelined loop ‹{loop}› for {kernel.target}",
+                    expected=f"a number below {len(found)}")
     return found[loop][1] if times else Schedule.parse(found[loop][0])
 
 

@@ -134,8 +134,8 @@ def packed_dims(a: TensorArg, dims: list[int]) -> list[int]:
         return dims
     per = 8 // dt.bits
     if dims[-1] % per:
-        raise error("kernel-argument", f"output {a.name} of type {dt} has a last dimension of {dims[-1]}, which does not fill "
-                    "bytes", expected=f"a multiple of {per}", found=f"{dims[-1]}", hint=f"make it a multiple of {per}")
+        raise error("kernel-argument", f"output {a.name} of type {dt} has a last dimension of ‹{dims[-1]}›, which does not "
+                    "fill bytes", expected=f"a multiple of {per}", hint=f"make it a multiple of {per}")
     return [*dims[:-1], dims[-1] // per]
 
 

@@ -68,7 +68,7 @@ class Profiler:
                 for v in symbols:
                     if v.name not in values:
                         raise error("profiler-symbol", f"Dynamic symbolic variable '{v.name}' not found in constraints: "
-                                    f"{values}", expected=f"a value for {v.name}", found=str(values),
+                                    f"‹{values}›", expected=f"a value for {v.name}",
                                     hint=f"add it: dynamic_symbolic_constraints={{\"{v.name}\": …}}")
                 d = substitute(d, {v: const(int(values[v.name]), v.dtype) for v in symbols})
                 d = as_dim(d if isinstance(d, int) else simplify(d))

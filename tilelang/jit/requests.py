@@ -61,7 +61,7 @@ def switch(value: Any, name: str) -> bool:
     """An option that is on or off.  Raises compile-option for anything but a bool, 0 or 1."""
     if isinstance(value, (bool, int)) and value in (0, 1):
         return bool(value)
-    raise error("compile-option", f"{name} is True or False, found {value!r}", expected="True or False")
+    raise error("compile-option", f"{name} is «True or False», found {value!r}")
 
 
 def flag_list(flags: Any) -> tuple[str, ...]:
@@ -71,8 +71,8 @@ def flag_list(flags: Any) -> tuple[str, ...]:
     if isinstance(flags, str):
         return tuple(shlex.split(flags))
     if not isinstance(flags, (list, tuple)) or not all(isinstance(f, str) for f in flags):
-        raise error("compile-option", f"compile_flags are a string or a list of strings, found {type(flags).__name__} "
-                    f"{flags!r}", expected="a string or a list of strings")
+        raise error("compile-option", f"compile_flags are «a string or a list of strings», found {type(flags).__name__} "
+                    f"{flags!r}")
     return tuple(flags)
 
 
@@ -84,8 +84,8 @@ def check_host(target_host: Any) -> Any:
     if target_host is not None and target_host != "auto":
         host = target_host if isinstance(target_host, Target) else Target(target_host)
         if host.is_gpu:
-            raise error("target-unknown", f"Target {host} is not supported as target_host", expected="llvm, c or cpu",
-                        found=str(host), hint="leave target_host out")
+            raise error("target-unknown", f"Target ‹{host}› is not supported as target_host", expected="llvm, c or cpu",
+                        hint="leave target_host out")
     return target_host
 
 
@@ -114,5 +114,4 @@ def _as_dict(config: Any) -> dict[Any, Any]:
     if hasattr(config, "items") or isinstance(config, (tuple, list)):
         with suppress(TypeError, ValueError):
             return dict(config.items() if hasattr(config, "items") else config)
-    raise error("compile-option", f"pass_configs is a dict of keys and values, found {config!r}",
-                expected="a dict of keys and values")
+    raise error("compile-option", f"pass_configs is «a dict of keys and values», found {config!r}")

@@ -44,8 +44,7 @@ def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, _n_war
     """
     assert return_mode in (None, *RETURN_MODES), f"return_mode must be one of {RETURN_MODES}, found {return_mode!r}"
     if backend not in BACKENDS:
-        raise error("bench-backend", f"Unknown profiler backend: {backend!r}, expected one of {', '.join(BACKENDS)}",
-                    expected=f"one of {', '.join(BACKENDS)}", found=repr(backend),
+        raise error("bench-backend", f"Unknown profiler backend: ‹{backend!r}›, expected «one of {', '.join(BACKENDS)}»",
                     hint="leave backend out to measure with events")
     if not callable(fn):
         raise error("bench-function", f"do_bench measures calls of a function, found {fn!r}")
@@ -132,8 +131,8 @@ def clock_for(device: Any, cache_size: int | None = None, backend: str = "event"
     if kind == "cpu":
         return HostClock(cache_size or 0)
     if kind not in ("cuda", "hip"):
-        raise error("bench-device", f"do_bench measures on CUDA devices and the CPU, found device {device!r}",
-                    found=repr(device), hint="leave device out, or pass \"cuda\" or \"cpu\"")
+        raise error("bench-device", f"do_bench measures on CUDA devices and the CPU, found device ‹{device!r}›",
+                    hint="leave device out, or pass \"cuda\" or \"cpu\"")
     if kind == "hip":
         from tilelang.runtime.hip_driver import driver_of  # 3 ms
 

@@ -352,8 +352,8 @@ def autograd(forward: Any, backward: Any) -> Callable[..., Any]:
             found = gradient(*inputs, *saved, *whole)
             each = list(found) if isinstance(found, (tuple, list)) else [found]
             if len(each) != sum(ctx.tensors):
-                raise error("torch-op", f"backward returned {len(each)} gradients for {sum(ctx.tensors)} tensor inputs",
-                            expected=f"{sum(ctx.tensors)} gradients", found=str(len(each)),
+                raise error("torch-op", f"backward returned ‹{len(each)}› gradients for {sum(ctx.tensors)} tensor inputs",
+                            expected=f"{sum(ctx.tensors)} gradients",
                             hint="return one for each tensor input of forward, None where there is none")
             return tuple(each.pop(0) if t else None for t in ctx.tensors)
 

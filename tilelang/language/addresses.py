@@ -25,8 +25,7 @@ def address_of(x: Any) -> AddressOf:
         return AddressOf(x.buffer, x.region.mins)
     if isinstance(x, Buffer):
         return AddressOf(x, tuple(Const(0, DType("int32")) for _ in x.shape))
-    raise error("pointer", f"an address is taken of a buffer, a region or an element, found {describe(x)}",
-                expected="a buffer, a region or an element")
+    raise error("pointer", f"an address is taken of «a buffer, a region or an element», found {describe(x)}")
 
 
 _ACCESS = {"r": 1, "w": 2, "rw": 3, "wr": 3}
@@ -44,22 +43,22 @@ def access_ptr(base: Any, access_type: Any = "r", *extents: Any, offset: Any = 0
     _check_access("T.access_ptr", access_type)
     at = address_of(base)
     if len(extents) > len(at.indices):
-        raise error("access-type", f"T.access_ptr of {len(at.indices)} dimensions with {len(extents)} extents",
-                    expected=f"at most {len(at.indices)} extents", found=f"{len(extents)}", hint="leave extents out")
+        raise error("access-type", f"T.access_ptr of {len(at.indices)} dimensions with ‹{len(extents)}› extents",
+                    expected=f"at most {len(at.indices)} extents", hint="leave extents out")
     if isinstance(offset, int) and offset == 0:
         return at
     if len(at.indices) != 1:
-        raise error("access-type", "access_ptr with an offset needs a 1-dimensional buffer", expected="a 1-dimensional buffer",
+        raise error("access-type", "access_ptr with an offset needs «a 1-dimensional buffer»",
                     found=f"{len(at.indices)} dimensions", hint="give the element's indices instead")
     return AddressOf(at.buffer, (at.indices[0] + offset,))
 
 
 def _check_access(what: str, access_type: Any) -> None:
     if not isinstance(access_type, (str, int)) or isinstance(access_type, bool):
-        raise error("pointer", f"{what}: an access is 'r', 'w', 'rw' or a bit mask, found {describe(access_type)}",
-                    expected="'r', 'w', 'rw' or a bit mask", hint="pass 'r', 'w' or 'rw'")
+        raise error("pointer", f"{what}: an access is «'r', 'w', 'rw' or a bit mask», found {describe(access_type)}",
+                    hint="pass 'r', 'w' or 'rw'")
     if isinstance(access_type, str) and (not access_type or set(access_type) - {"r", "w"}):
-        raise error("access-type", f"Invalid access_type={access_type!r}, expected 'r', 'w' or 'rw'", found=repr(access_type))
+        raise error("access-type", f"Invalid access_type=‹{access_type!r}›, expected 'r', 'w' or 'rw'")
 
 
 def region(buffer: Any, access_type: Any = "rw", *extents: Any) -> Region:
@@ -107,6 +106,6 @@ def _vector_store(buffer: Buffer, begin: Any, value: Any) -> Emitted:
 
 def _lanes(buffer: Buffer, dt: DType) -> int:
     if dt.scalar != buffer.dtype.scalar or dt.lanes % buffer.dtype.lanes:
-        raise error("dtype-name", f"vload of `{buffer.name}`, which holds {buffer.dtype}, as {dt}",
-                    expected=f"{buffer.dtype.scalar} or vectors of it", found=str(dt), hint="T.view gives another element type")
+        raise error("dtype-name", f"vload of `{buffer.name}`, which holds {buffer.dtype}, as ‹{dt}›",
+                    expected=f"{buffer.dtype.scalar} or vectors of it", hint="T.view gives another element type")
     return dt.lanes // buffer.dtype.lanes

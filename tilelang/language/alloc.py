@@ -25,23 +25,22 @@ def _builder(what: str) -> Builder:
 def _allocate(what: str, shape: Any, dt: DType, scope: str, prefix: str) -> Buffer:
     b = _builder(what)
     if not isinstance(scope, str) or scope not in SCOPES:
-        raise error("alloc-scope", f"{what}: unknown memory scope {scope!r}", expected=f"one of {', '.join(SCOPES)}",
-                    found=repr(scope), hint="known scopes: " + ", ".join(SCOPES))
+        raise error("alloc-scope", f"{what}: unknown memory scope ‹{scope!r}›", expected=f"one of {', '.join(SCOPES)}",
+                    hint="known scopes: " + ", ".join(SCOPES))
     if b.kernel is None and scope != GLOBAL:
         raise error("alloc-outside-kernel", f"{what} allocates {scope} memory outside T.Kernel",
                     found=f"{scope} memory outside of it")
     dims = shape_of(shape, what)
     elements = prod(d for d in dims if isinstance(d, int))
     if scope != GLOBAL and elements > MOST_ON_CHIP:
-        raise error("tensor-shape", f"{what}: a buffer of shape {dims} has {elements} elements: no block holds them",
-                    expected=f"at most {MOST_ON_CHIP} elements", found=str(elements),
-                    hint="use T.alloc_global, or smaller tiles")
+        raise error("tensor-shape", f"{what}: a buffer of shape {dims} has ‹{elements}› elements: no block holds them",
+                    expected=f"at most {MOST_ON_CHIP} elements", hint="use T.alloc_global, or smaller tiles")
     if scope == LOCAL and not dims:
-        raise error("tensor-shape", f"{what}: a buffer needs a dimension", expected="a dimension", found="()",
+        raise error("tensor-shape", f"{what}: a buffer needs «a dimension»", found="()",
                     hint="write (1,), or T.alloc_var for a scalar")
     if scope != GLOBAL and 0 in [d for d in dims if isinstance(d, int)]:
-        raise error("tensor-shape", f"{what}: a buffer of shape {dims} has no elements", expected="extents of at least 1",
-                    found=str(dims), hint="leave the buffer out")
+        raise error("tensor-shape", f"{what}: a buffer of shape ‹{dims}› has no elements", expected="extents of at least 1",
+                    hint="leave the buffer out")
     buf = Buffer(b.fresh_name(prefix), dims, dt, scope, span=b.here())
     return b.allocate(buf)
 
@@ -130,8 +129,8 @@ def alloc_var(dtype: Any, *args: Any, init: Any = _NOTHING, scope: str = VARIABL
     if rest and rest[-1] == VARIABLE and isinstance(rest[-1], str):
         scope = rest.pop()
         if not rest and init is not _NOTHING:
-            raise error("alloc-var", "T.alloc_var got a positional scope and the keyword init",
-                        found="a positional scope and the keyword init", hint="write T.alloc_var(dtype, init=…)")
+            raise error("alloc-var", "T.alloc_var got ‹a positional scope and the keyword init›",
+                        hint="write T.alloc_var(dtype, init=…)")
     if len(rest) > 1 or rest and init is not _NOTHING:
         raise error("alloc-var", f"T.alloc_var takes (dtype, init, scope), found {len(args) + 1} positional arguments"
                            + (" and init" if init is not _NOTHING else ""),
@@ -139,10 +138,10 @@ def alloc_var(dtype: Any, *args: Any, init: Any = _NOTHING, scope: str = VARIABL
     if rest:
         init = rest[0]
     if scope != VARIABLE:
-        raise error("alloc-var", f"T.alloc_var lives in scope 'local.var', found {scope!r}", expected="scope 'local.var'")
+        raise error("alloc-var", f"T.alloc_var lives in «scope 'local.var'», found {scope!r}")
     if isinstance(init, str):
-        raise error("alloc-var", f"T.alloc_var: the initial value is the string {init!r}",
-                    expected="a number or an expression", found=f"the string {init!r}")
+        raise error("alloc-var", f"T.alloc_var: the initial value is ‹the string {init!r}›",
+                    expected="a number or an expression")
     dt = dtype_of(dtype, "T.alloc_var")
     buf = Buffer(b.fresh_name("var"), (1,), dt, VARIABLE, span=b.here())
     first = convert(0 if init is _NOTHING or init is None else init)

@@ -22,8 +22,7 @@ class CommReducer:
 
     def __init__(self, combine: Callable[[Any, Any], Any], identity: list[Any]) -> None:
         if not callable(combine) or not isinstance(identity, (list, tuple)) or len(identity) != 1:
-            raise error("reducer-type", "T.comm_reducer takes a function of two values and a list of one identity value",
-                        expected="a function of two values and a list of one identity value",
+            raise error("reducer-type", "T.comm_reducer takes «a function of two values and a list of one identity value»",
                         found=f"{describe(combine)} and {identity!r}")
         self.combine, self.identity = combine, convert(identity[0])
 
@@ -45,8 +44,7 @@ class ReduceScope(BodyFrame):
     def __init__(self, reducer: Any) -> None:
         super().__init__()
         if not isinstance(reducer, CommReducer):
-            raise error("reducer-type", f"the attribute reduce_scope belongs to a T.comm_reducer, found {describe(reducer)}",
-                        expected="a T.comm_reducer")
+            raise error("reducer-type", f"the attribute reduce_scope belongs to «a T.comm_reducer», found {describe(reducer)}")
         self.reducer = reducer
 
 
@@ -67,18 +65,16 @@ def tvm_thread_allreduce(size: Any, value: Any, cond: Any, result: Any, *threads
         raise error("reducer-type", "T.tvm_thread_allreduce outside a reduce_scope", expected="a reduce_scope around it",
                     found="none", hint='put it under `with T.attr(T.comm_reducer(…), "reduce_scope", …):`')
     if not is_const(convert(size), 1):
-        raise error("reducer-operand", f"T.tvm_thread_allreduce combines one value, found size {size}",
-                    expected="size 1", found=str(size))
+        raise error("reducer-operand", f"T.tvm_thread_allreduce combines one value, found size ‹{size}›", expected="size 1")
     target = b.elements[id(result)][1] if id(result) in b.elements else result
     target = load(target, (Const(0, I32),) * len(target.shape)) if isinstance(target, Buffer) else target
     if not isinstance(target, Load) or target.buffer.scope_name not in PRIVATE:
-        raise error("reducer-operand", "the result of T.tvm_thread_allreduce is an element of private memory, found "
-                    f"{describe(result)}", expected="an element of private memory")
+        raise error("reducer-operand", "the result of T.tvm_thread_allreduce is «an element of private memory», found "
+                    f"{describe(result)}")
     axes = [d for t in threads for d, v in enumerate(k.thread_vars) if v is t]
     if not axes or len(axes) != len(threads):
-        raise error("reducer-operand", "T.tvm_thread_allreduce reduces over thread indices of the kernel",
-                    expected="thread indices of the kernel", found=f"{', '.join(map(describe, threads)) or 'none'}",
-                    hint="pass T.get_thread_binding(0) and its like")
+        raise error("reducer-operand", "T.tvm_thread_allreduce reduces over «thread indices of the kernel»",
+                    found=f"{', '.join(map(describe, threads)) or 'none'}", hint="pass T.get_thread_binding(0) and its like")
     dt, red = target.buffer.dtype, scope.reducer
     v: Expr = b.let("mine", convert(value).astype(dt) if convert(value).dtype != dt else convert(value))
     if not is_const(convert(cond), True):

@@ -22,8 +22,7 @@ from .tracing.state import describe, error, example
 def entries(given: Any, what: str) -> list[tuple[Any, Any]]:
     """The entries of an annotation's dict.  Raises option-type for anything else."""
     if not isinstance(given, Mapping):
-        raise error("option-type", f"{what} takes a dict, found {describe(given)}", f"write {what}({{…: …}})",
-                    expected="a dict")
+        raise error("option-type", f"{what} takes «a dict», found {describe(given)}", f"write {what}({{…: …}})")
     return list(given.items())
 
 
@@ -54,15 +53,14 @@ def annotate_layout(layouts: dict[Buffer, Any]) -> None:
         elif callable(layout) and not isinstance(layout, (Layout, Fragment)):
             layout = Layout(buffer.shape, layout)
         if isinstance(layout, PartialFragment) and id(buffer) not in b.reducers:
-            raise error("layout-annotation", f"`{buffer.name}` is no reducer: partial results are a reducer's",
-                        expected="a reducer of T.alloc_reducer", found=f"`{buffer.name}`", hint="give it a T.Fragment")
+            raise error("layout-annotation", f"‹`{buffer.name}`› is no reducer: partial results are a reducer's",
+                        expected="a reducer of T.alloc_reducer", hint="give it a T.Fragment")
         if not isinstance(layout, (Layout, Fragment)):
             raise error("layout-annotation", f"the layout of `{buffer.name}` must be a T.Layout or a function, found "
                         f"{describe(layout)}")
         if not _suits(layout, buffer):
             raise error("layout-annotation", f"`{buffer.name}` has shape {tuple(buffer.shape)}, its layout "
-                               f"{tuple(layout.shape)}",
-                        expected=f"a layout of shape {tuple(buffer.shape)}", found=str(tuple(layout.shape)))
+                        f"‹{tuple(layout.shape)}›", expected=f"a layout of shape {tuple(buffer.shape)}")
         if buffer.scope_name == GLOBAL:
             _check_tensor(buffer, layout)
         k.layouts = [(x, y) for x, y in k.layouts if x is not buffer] + [(buffer, layout)]
@@ -131,8 +129,8 @@ def annotate_l2_hit_ratio(ratios: dict[Buffer, float]) -> None:
         if not isinstance(buffer, Buffer) or buffer.scope_name != GLOBAL:
             raise error("l2-hint", "T.annotate_l2_hit_ratio applies to global buffers", found=describe(buffer))
         if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 <= ratio <= 1:
-            raise error("l2-hint", f"the part of `{buffer.name}` that stays in L2 is a number from 0 to 1, found "
-                        f"{describe(ratio)}", expected="a number from 0 to 1", hint="1.0 means all of it")
+            raise error("l2-hint", f"the part of `{buffer.name}` that stays in L2 is «a number from 0 to 1», found "
+                        f"{describe(ratio)}", hint="1.0 means all of it")
     if sum(r > 0 for r in ratios.values()) > 1:
         warn("l2-hint-unused", "a launch keeps one tensor in L2: only the first of T.annotate_l2_hit_ratio has an effect",
              "annotate one tensor")
@@ -165,8 +163,8 @@ def annotate_compile_flags(flags: str | list[str]) -> None:
     b = need_builder("T.annotate_compile_flags")
     given = [flags] if isinstance(flags, str) else flags
     if not isinstance(given, (list, tuple)):
-        raise error("option-type", f"compile flags are a string or a list of strings, found {describe(flags)}",
-                    "write T.annotate_compile_flags('-lineinfo')", expected="a string or a list of strings")
+        raise error("option-type", f"compile flags are «a string or a list of strings», found {describe(flags)}",
+                    "write T.annotate_compile_flags('-lineinfo')")
     texts = [words(f, "a compile flag") for f in given]
     new = tuple(flags.split() if isinstance(flags, str) else texts)
     b.facts = b.facts.having(compile_flags=(*b.facts.compile_flags, *new))
@@ -194,8 +192,8 @@ def func_attr(attrs: dict[str, Any]) -> None:
     for key, value in attrs.items():
         near = get_close_matches(str(key), (*FACTS, *_FUNC_ATTRS), 1, 0.8)
         if near and near[0] != key:
-            raise error("annotation-key", f"no attribute of functions is named {key!r}", f"did you mean {near[0]!r}?",
-                        expected="an attribute that has an effect", found=repr(key))
+            raise error("annotation-key", f"no attribute of functions is named ‹{key!r}›", f"did you mean {near[0]!r}?",
+                        expected="an attribute that has an effect")
         if key in FACTS:
             b.facts = b.facts.having(**{FACTS[key]: freeze_attr(value)})
         elif key != "global_symbol":

@@ -23,8 +23,7 @@ def _order(b: Builder, order: str | None) -> str:
     if order is None:
         return "relaxed"
     if order not in ORDERS:
-        raise error("atomic-order", f"unknown memory order {order!r}, expected one of {', '.join(ORDERS)}",
-                    expected=f"one of {', '.join(ORDERS)}", found=repr(order))
+        raise error("atomic-order", f"unknown memory order ‹{order!r}›, expected «one of {', '.join(ORDERS)}»")
     return order
 
 
@@ -42,7 +41,7 @@ def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: boo
         raise error("atomic-operand", f"T.atomic_{kind} updates an element, region or buffer, found {describe(dst)}")
     if _has_extents(dst) or _has_extents(value):
         if return_prev:
-            raise error("atomic-previous", f"T.atomic_{kind} on a tile has no single previous value", found="a tile")
+            raise error("atomic-previous", f"T.atomic_{kind} on ‹a tile› has no single previous value")
         if _has_extents(value) or isinstance(value, Load) and not _has_extents(dst):
             src, region = pair(value, dst, f"atomic_{kind}")
             return emit_op(b, AtomicTile(region, src, kind, attrs, plan, span=b.here()))
@@ -110,11 +109,10 @@ def _of_element(kind: str, dst: Any, value: Any, order: str | None, return_prev:
         raise error("atomic-previous", f"T.atomic_{kind} works on one element",
                     found=f"{describe(dst) if not isinstance(dst, Load) else 'values of a tile'}")
     if integers and not dst.dtype.is_int:
-        raise error("atomic-operand", f"T.atomic_{kind} needs an integer element, found {dst.dtype}",
-                    expected="an integer element")
+        raise error("atomic-operand", f"T.atomic_{kind} needs «an integer element», found {dst.dtype}")
     if dst.dtype.bits > bits:
-        raise error("atomic-operand", f"T.atomic_{kind} needs an integer of {bits} bits, found {dst.dtype}",
-                    expected=f"an integer of {bits} bits", hint=f"use an element of int{bits} or uint{bits}")
+        raise error("atomic-operand", f"T.atomic_{kind} needs «an integer of {bits} bits», found {dst.dtype}",
+                    hint=f"use an element of int{bits} or uint{bits}")
     more = () if compare is None else (compare,)
     return _atomic({"exch": "exchange", "sub": "add"}.get(kind, kind), dst, value, order, return_prev, None, *more)
 
@@ -185,16 +183,15 @@ def atomic_dec(dst: Any, limit: Any, memory_order: str | None = None, return_pre
 
 def _access_order(b: Builder, name: str, order: str, allowed: tuple[str, ...]) -> str:
     if order not in allowed:
-        raise error("atomic-load-order", f"{name} does not support memory_order={order!r}; expected one of {list(allowed)}",
-                    expected=f"one of {', '.join(allowed)}", found=repr(order))
+        raise error("atomic-load-order", f"{name} does not support memory_order=‹{order!r}›; expected one of {list(allowed)}",
+                    expected=f"one of {', '.join(allowed)}")
     return order
 
 
 def _element(b: Builder, x: Any, name: str) -> Load:
     if not isinstance(x, Load):
         o = operand(x, f"the operand of T.{name}")
-        raise error("atomic-operand", f"T.{name} works on one element of `{o.buffer.name}`",
-                    expected="one element", found=describe(x))
+        raise error("atomic-operand", f"T.{name} works on «one element» of `{o.buffer.name}`", found=describe(x))
     return x
 
 

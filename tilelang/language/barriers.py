@@ -95,7 +95,7 @@ def barrier_of(x: Any, what: str) -> AddressOf:
 def _u32(x: Any, what: str) -> Expr:
     e = convert(x)
     if not (e.dtype.is_int or e.dtype.is_bool) or e.dtype.lanes != 1:
-        raise error("barrier-operand", f"{what} is an integer, found {e.dtype}", expected="an integer")
+        raise error("barrier-operand", f"{what} is «an integer», found {e.dtype}")
     return const(int(e.value), "uint32") if isinstance(e, Const) else cast(e, "uint32")
 
 

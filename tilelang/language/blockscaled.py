@@ -36,10 +36,10 @@ def _scale(r: Region, row: Any, start: Any, block: int) -> Expr:
 
 def _check_scales(name: str, r: Region, rows: int, block: Any, buffer: Buffer) -> None:
     if len(r.extents) < 2 or r.extents[-2] != rows or not isinstance(r.extents[-1], int) or any(n != 1 for n in r.extents[:-2]):
-        raise error("gemm-scales", f"{WHAT}: SF{name} has extents {r.extents}, {name} `{buffer.name}` has {rows} rows",
-                    expected=f"({rows}, blocks of K) scales", found=str(r.extents))
+        raise error("gemm-scales", f"{WHAT}: SF{name} has extents ‹{r.extents}›, {name} `{buffer.name}` has {rows} rows",
+                    expected=f"({rows}, blocks of K) scales")
     if not r.dtype.is_float and r.dtype not in _CODES:
-        raise error("gemm-scales", f"{WHAT}: SF{name} has elements of {r.dtype}", found=str(r.dtype),
+        raise error("gemm-scales", f"{WHAT}: SF{name} has elements of ‹{r.dtype}›",
                     expected="floats, or uint8 and uint32 that hold 1 and 4 values of float8_e8m0fnu")
     if isinstance(block, bool) or not isinstance(block, int) or block < 1:
         raise error("gemm-scales", f"{WHAT}: sf_{name.lower()}_granularity_k is a number of elements, found {block!r}",
@@ -54,8 +54,8 @@ def _start(b: Builder, k_start: Any, step: int) -> Any:
     for _ in known:
         full = substitute(full, known)
     if not e.dtype.is_int or not divisible(full, step):
-        raise error("gemm-scales", f"{WHAT}: k_start = {full} is not provably a multiple of {step}",
-                    expected=f"a multiple of {step}", found=str(full), hint="write it as k * block_K")
+        raise error("gemm-scales", f"{WHAT}: k_start = ‹{full}› is not provably «a multiple of {step}»",
+                    hint="write it as k * block_K")
     return int(e.value) if isinstance(e, Const) else e
 
 

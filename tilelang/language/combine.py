@@ -56,7 +56,7 @@ class _States:
     def values(self, fn: Any, name: str, args: Sequence[Any]) -> list[Any]:
         """What a function of the user gives: an expression for each value of a state."""
         if not callable(fn):
-            raise error("combine-operand", f"{name} of {self.what} is a function, found {describe(fn)}", expected="a function")
+            raise error("combine-operand", f"{name} of {self.what} is «a function», found {describe(fn)}")
         frame = BodyFrame()
         self.b.frames.append(frame)
         try:
@@ -65,8 +65,7 @@ class _States:
             self.b.frames.remove(frame)
         got = [out] if self.single and not isinstance(out, (tuple, list)) else list(_tuple(out))
         if len(got) != self.count or any(v is None or isinstance(v, str) for v in got):
-            raise error("combine-result", f"{name} of {self.what} gives {describe(out)}, a state has {self.count} values",
-                        expected=f"{self.count} values",
+            raise error("combine-result", f"{name} of {self.what} gives {describe(out)}, a state has «{self.count} values»",
                         found=describe(out) if len(got) == self.count else f"{len(got)} values")
         known: dict[Any, Any] = {}
         for s in frame.stmts:
@@ -77,8 +76,8 @@ class _States:
             known[s.var] = substitute(s.value, known)
         exprs = [substitute(convert(v), known) if isinstance(v, Expr) or hasattr(v, "__tilelang_expr__") else v for v in got]
         if any(isinstance(e, Expr) and is_large(e) for e in exprs):
-            raise error("combine-result", f"{name} of {self.what} gives an expression of thousands of operations",
-                        expected="a short expression for each value", found="an expression of thousands of operations")
+            raise error("combine-result", f"{name} of {self.what} gives ‹an expression of thousands of operations›",
+                        expected="a short expression for each value")
         return exprs
 
     def cast(self, values: Sequence[Any], types: Sequence[dtype]) -> tuple[Expr, ...]:
@@ -249,7 +248,7 @@ def _moved(what: str, src: Any, dst: Any, dim: int, index: Any = None) -> Emitte
     like = shape if at is None else (*shape[:along], s.extents[along], *shape[along + 1:])
     if tuple(s.extents) != like or at is not None and not (at.dtype.is_int and tuple(at.extents) == shape):
         found = f"{tuple(s.extents)} into {shape}" + ("" if at is None else f" by indices {tuple(at.extents)} {at.dtype}")
-        raise error("gather-operand", f"{what} of {found}", found=found)
+        raise error("gather-operand", f"{what} of ‹{found}›")
     if from_.data is d.buffer.data:
         from_ = temporary(b, from_, shape).buffer
         copy(s.buffer, from_)

@@ -42,11 +42,11 @@ def im2col(img: Any, col: Any, nhw_step: Any, c_step: Any, kernel: Any, stride: 
     o = operand(col, "the destination of T.im2col")
     m = _matrix("T.im2col", img, kernel, stride, dilation, pad)
     if o.extents is None or len(o.extents) < 2 or o.buffer.dtype != img.dtype:
-        raise error("im2col-operand", f"T.im2col writes a tile of at least 2 dimensions and type {img.dtype}, found "
-                    f"{describe(col)}", expected=f"a tile of at least 2 dimensions and type {img.dtype}")
+        raise error("im2col-operand", f"T.im2col writes «a tile of at least 2 dimensions and type {img.dtype}», found "
+                    f"{describe(col)}")
     for name, value in (("nhw_step", nhw_step), ("c_step", c_step)):
         if not convert(value).dtype.is_int or convert(value).dtype.lanes != 1:
-            raise error("im2col-operand", f"{name} of T.im2col is an integer, found {describe(value)}", expected="an integer")
+            raise error("im2col-operand", f"{name} of T.im2col is «an integer», found {describe(value)}")
     rows, columns = o.extents[-2:]
     op = Copy(Region(view(img, m), (convert(nhw_step * rows), convert(c_step * columns)), (rows, columns)), o.region(),
               plan=CopyPlan(eviction_policy=eviction_policy), span=b.here())
@@ -78,8 +78,7 @@ def _fixed(img: Buffer) -> bool:
 def _matrix(name: str, img: Any, kernel: Any, stride: Any, dilation: Any, pad: Any) -> Im2col:
     """What the arguments of an im2col function describe."""
     if not isinstance(img, Buffer) or len(img.shape) != 4:
-        raise error("im2col-operand", f"{name} reads a whole 4-dimensional NHWC tensor, found {describe(img)}",
-                    expected="a whole 4-dimensional NHWC tensor")
+        raise error("im2col-operand", f"{name} reads «a whole 4-dimensional NHWC tensor», found {describe(img)}")
     taps, step, apart, around = (_of_image(*x) for x in (("kernel", kernel, 1), ("stride", stride, 1),
                                                          ("dilation", dilation, 1), ("pad", pad, 0)))
     out = tuple((img.shape[1 + d] + sum(around[d]) - apart[d] * (taps[d] - 1) - 1) // step[d] + 1 for d in (0, 1))
@@ -94,8 +93,8 @@ def _of_image(name: str, given: Any, least: int) -> Any:
     low = least if least or not any(isinstance(p, (tuple, list)) for p in both) else 1 - 2**15
     if len(pairs) != 2 or len(numbers) != 4 or least and any(isinstance(p, (tuple, list)) for p in both) or not all(
             isinstance(x, int) and not isinstance(x, bool) and low <= x < 2**15 for x in numbers):
-        raise error("im2col-operand", f"{name} of T.im2col is an integer from {least} to {2**15 - 1}, found {given!r}",
-                    expected=f"an integer from {least} to {2**15 - 1}", hint="or a pair of them, for height and width")
+        raise error("im2col-operand", f"{name} of T.im2col is «an integer from {least} to {2 ** 15 - 1}», found {given!r}",
+                    hint="or a pair of them, for height and width")
     return tuple(map(tuple, pairs)) if not least else tuple(both)
 
 
@@ -124,7 +123,7 @@ def dp4a(A: Any, B: Any, C: Any) -> Emitted:
         raise error("dp4a-type", f"dp4a requires int8 inputs, found {x.buffer.dtype} and {y.buffer.dtype}",
                     expected="int8 and int8")
     if z.buffer.dtype != "int32":
-        raise error("dp4a-type", f"dp4a requires an int32 accumulator, found {z.buffer.dtype}", expected="int32")
+        raise error("dp4a-type", f"dp4a requires an «int32» accumulator, found {z.buffer.dtype}")
     total: Any = load(z.buffer, z.mins)
     for p, q in zip(_following(A, 4, "operand A of T.dp4a"), _following(B, 4, "operand B of T.dp4a")):
         total = total + cast(p, I32) * cast(q, I32)
@@ -140,8 +139,7 @@ def _vector_atomic(n: int) -> Callable[..., Any]:
         else:
             v = convert(value)
             if v.dtype.lanes != n:
-                raise error("atomic-operand", f"T.atomic_addx{n} adds {n} values, found {describe(value)}",
-                            expected=f"{n} values")
+                raise error("atomic-operand", f"T.atomic_addx{n} adds «{n} values», found {describe(value)}")
             values = [Shuffle((v,), (k,), v.dtype.scalar) for k in range(n)]
         old = [atomic_add(t, x, return_prev=return_prev) for t, x in zip(targets, values)]
         if return_prev:
@@ -198,7 +196,7 @@ def _warp_reduce(name: str, op: str) -> Callable[[Any], Expr]:
         b: Builder = need_builder(f"T.warp_reduce_{name}")
         given: Expr = convert(value)
         if given.dtype.is_handle or given.dtype.lanes != 1:
-            raise error("math-type", f"T.warp_reduce_{name} needs a number, found {describe(value)}", expected="a number",
+            raise error("math-type", f"T.warp_reduce_{name} needs «a number», found {describe(value)}",
                         hint="pass an element or a scalar expression")
         v: Expr = b.let("lane_value", given)
         step = WARP // 2
@@ -229,8 +227,8 @@ def get_let_value(var: Any) -> Load:
     """The buffer element that a variable was read from."""
     b = need_builder("T.get_let_value")
     if id(var) not in b.elements:
-        raise error("region-operand", f"{describe(var)} was not read from an element",
-                    expected="a value read from an element", found=describe(var))
+        raise error("region-operand", f"‹{describe(var)}› was not read from an element",
+                    expected="a value read from an element")
     return b.elements[id(var)][1]
 
 
@@ -238,12 +236,10 @@ def _lanes_of(what: str, dtype: Any, vectors: tuple[Any, ...], lanes: slice) -> 
     """Some lanes of vectors, counted through one vector after the other.  dtype: of the result, as the program gives it."""
     types = [convert(v).dtype for v in vectors]
     if len(vectors) == 1 and types[0].lanes % 2:
-        raise error("math-type", f"{what} takes a vector with an even number of elements, found {types[0]}",
-                    expected="a vector with an even number of elements", found=str(types[0]))
+        raise error("math-type", f"{what} takes «a vector with an even number of elements», found {types[0]}")
     out = Shuffle_(vectors, range(sum(t.lanes for t in types))[lanes])
     if DType(dtype) != out.dtype:
-        raise error("math-type", f"{what} of {', '.join(map(str, types))} is {out.dtype}, found {DType(dtype)}",
-                    expected=str(out.dtype), found=str(DType(dtype)))
+        raise error("math-type", f"{what} of {', '.join(map(str, types))} is «{out.dtype}», found {DType(dtype)}")
     return out
 
 
@@ -271,7 +267,7 @@ def tvm_storage_sync(scope: str) -> Emitted:
     rows = {"shared": "sync_threads", DYNAMIC: "sync_threads", "warp": "sync_warp"}
     b = need_builder("T.tvm_storage_sync")
     if scope not in rows:
-        raise error("alloc-scope", f"T.tvm_storage_sync: unknown scope {scope!r}",
-                    expected=f"one of {', '.join(rows)}", found=repr(scope), hint="use 'shared' or 'warp'")
+        raise error("alloc-scope", f"T.tvm_storage_sync: unknown scope ‹{scope!r}›", expected=f"one of {', '.join(rows)}",
+                    hint="use 'shared' or 'warp'")
     ControlFlow(b).expr(call(rows[scope], (), "void", span=b.here()))
     return EMITTED

@@ -70,10 +70,9 @@ def _is_here(rank: Any) -> bool:
 def _rank(rank: Any, what: str) -> Expr:
     e = convert(rank)
     if not e.dtype.is_int or e.dtype.lanes != 1:
-        raise error("rank", f"the rank of {what} is an integer, found {describe(rank)}", expected="an integer")
+        raise error("rank", f"the rank of {what} is «an integer», found {describe(rank)}")
     if isinstance(e, Const) and not 0 <= e.value < MOST_RANKS:
-        raise error("rank", f"the rank of {what} is {e.value}", expected=f"a rank from 0 to {MOST_RANKS - 1}",
-                    found=str(e.value))
+        raise error("rank", f"the rank of {what} is ‹{e.value}›", expected=f"a rank from 0 to {MOST_RANKS - 1}")
     return cast(e, I32)
 
 
@@ -87,8 +86,8 @@ def remote(buffer: Any, rank: Any) -> Buffer:
     b = need_builder("T.remote")
     need_kernel("T.remote")
     if not isinstance(buffer, Buffer) or not buffer.facts.symmetric:
-        raise error("not-symmetric", f"T.remote of {describe(buffer)}, which other ranks do not reach",
-                    expected="a T.SymmTensor parameter", found=describe(buffer))
+        raise error("not-symmetric", f"T.remote of ‹{describe(buffer)}›, which other ranks do not reach",
+                    expected="a T.SymmTensor parameter")
     start = AddressOf(Buffer("storage", (1,), buffer.dtype, GLOBAL, data=buffer.data), (Const(0, I32),))
     data = b.let("ptr", call("remote_address", (start, _rank(rank, "T.remote")), "handle", span=b.here()))
     return b.nameless(Buffer(b.fresh_name(f"{buffer.name}_remote"), buffer.shape, buffer.dtype, GLOBAL, buffer.strides_,
@@ -211,7 +210,7 @@ def _element(b: Builder, x: Any, rank: Any, what: str) -> Load:
 
 def _word(name: str, value: Any, table: dict[str, Any], what: str) -> Any:
     if value not in table:
-        raise error("signal-order", f"{name} of {what} is {value!r}", expected=f"one of {', '.join(table)}", found=repr(value))
+        raise error("signal-order", f"{name} of {what} is ‹{value!r}›", expected=f"one of {', '.join(table)}")
     return table[value]
 
 

@@ -98,8 +98,7 @@ def _extern_arg(x: Any) -> Expr:
     try:
         return convert(x)
     except TypeError:
-        raise error("extern-argument", f"an extern call cannot take a {type(x).__name__}",
-                    found=f"a {type(x).__name__}") from None
+        raise error("extern-argument", f"an extern call cannot take ‹a {type(x).__name__}›") from None
 
 
 def _extern(op: str, dtype: Any, name: Any, args: tuple[Any, ...]) -> Any:

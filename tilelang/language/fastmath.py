@@ -25,8 +25,7 @@ def _ieee(name: str, arity: int) -> Callable[..., Expr]:
             raise facts(TypeError(f"T.ieee_{name} takes {arity} operands, found {len(args)}"),
                         f"{arity} operands", str(len(args)))
         if rounding_mode not in ("rn", "rz", "ru", "rd"):
-            raise error("rounding-mode", f"Invalid rounding mode {rounding_mode!r}, expected rn, rz, ru or rd",
-                        expected="rn, rz, ru or rd", found=repr(rounding_mode))
+            raise error("rounding-mode", f"Invalid rounding mode ‹{rounding_mode!r}›, expected «rn, rz, ru or rd»")
         dt = None
         vs = [value_of(a) for a in args]
         for v in vs:
@@ -54,8 +53,8 @@ def _single(name: str, *values: Any) -> Expr:
     """One IEEE operation rounded to nearest, of floats of one type."""
     vs = [value_of(v) for v in values]
     if not vs[0].dtype.is_float or any(v.dtype != vs[0].dtype for v in vs):
-        raise error("math-type", f"T.{name} takes floats of one type, found {', '.join(str(v.dtype) for v in vs)}",
-                    expected="floats of one type", hint=f"cast the operands; a literal is float32: T.{vs[0].dtype}(2.0)")
+        raise error("math-type", f"T.{name} takes «floats of one type», found {', '.join(str(v.dtype) for v in vs)}",
+                    hint=f"cast the operands; a literal is float32: T.{vs[0].dtype}(2.0)")
     return call({"fma": "ieee_fmaf", "fmul": "ieee_mul"}[name], vs, vs[0].dtype, rounding_mode="rn")
 
 

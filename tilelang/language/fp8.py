@@ -25,7 +25,7 @@ def _uses_fnuz() -> bool:
 def determine_fp8_type(fp8_format: str = "e4m3") -> dtype:
     """The dtype of an fp8 format ("e4m3" or "e5m2").  Raises fp8-format."""
     if fp8_format not in _TYPES:
-        raise error("fp8-format", f"unsupported fp8 format {fp8_format!r}, expected 'e4m3' or 'e5m2'", found=repr(fp8_format))
+        raise error("fp8-format", f"unsupported fp8 format ‹{fp8_format!r}›, expected 'e4m3' or 'e5m2'")
     return dtype(_TYPES[fp8_format][_uses_fnuz()])
 
 

@@ -33,9 +33,8 @@ def _mask(mask: Any, what: str) -> int | None:
     dims = k.plan.cluster or (1, 1, 1)
     size = dims[0] * dims[1] * dims[2]
     if int(mask) >> size:
-        raise error("cluster-mask", f"{what}: cluster_mask {int(mask):#x} names blocks beyond the {size} of the cluster",
-                    expected=f"ranks 0 to {size - 1}", found=f"{int(mask):#x}",
-                    hint="launch with T.ClusterKernel(..., cluster_dims=...)")
+        raise error("cluster-mask", f"{what}: cluster_mask ‹{int(mask):#x}› names blocks beyond the {size} of the cluster",
+                    expected=f"ranks 0 to {size - 1}", hint="launch with T.ClusterKernel(..., cluster_dims=...)")
     return int(mask)
 
 
@@ -67,8 +66,8 @@ def tma_copy(src: Any, dst: Any, *, barrier: Any = None, cluster_mask: Any = Non
     s, d = pair(src, dst, "tma_copy")
     loads = s.buffer.scope_name == GLOBAL and d.buffer.scope_name in SHARED
     if not loads and not (s.buffer.scope_name in SHARED and d.buffer.scope_name == GLOBAL):
-        raise error("copy-option", f"T.tma_copy moves tiles between global and shared memory, found {s.buffer.scope_name} to "
-                    f"{d.buffer.scope_name}", expected="global and shared memory", hint="use T.copy")
+        raise error("copy-option", f"T.tma_copy moves tiles between «global and shared memory», found {s.buffer.scope_name} to "
+                    f"{d.buffer.scope_name}", hint="use T.copy")
     if loads != (barrier is not None):
         raise error("copy-option", "a load by T.tma_copy needs the barrier that its bytes arrive on" if loads else
                     "a store by T.tma_copy takes no barrier",
@@ -125,9 +124,8 @@ def copy_cluster(src: Any, dst: Any, *, dst_block: Any = None, cluster_mask: Any
     b, k = need_builder("T.copy_cluster"), need_kernel("T.copy_cluster")
     check_policy((annotations or {}).get("eviction_policy", eviction_policy))
     if (dst_block is None) == (cluster_mask is None):
-        raise error("copy-option", "T.copy_cluster takes either dst_block or cluster_mask",
-                    expected="dst_block or cluster_mask", found=f"{'neither' if dst_block is None else 'both'}",
-                    hint="use T.copy for a copy within the block")
+        raise error("copy-option", "T.copy_cluster takes either «dst_block or cluster_mask»",
+                    found=f"{'neither' if dst_block is None else 'both'}", hint="use T.copy for a copy within the block")
     if cluster_mask is not None:
         mask = _mask(cluster_mask, "T.copy_cluster")
         bar, parity = _own_barrier(b, k)
@@ -139,8 +137,8 @@ def copy_cluster(src: Any, dst: Any, *, dst_block: Any = None, cluster_mask: Any
         return Emitted()
     s, d = pair(src, dst, "copy_cluster")
     if s.buffer.scope_name not in SHARED or d.buffer.scope_name not in SHARED:
-        raise error("copy-option", "T.copy_cluster to another block moves shared to shared memory, found "
-                    f"{s.buffer.scope_name} to {d.buffer.scope_name}", expected="shared to shared memory")
+        raise error("copy-option", "T.copy_cluster to another block moves «shared to shared memory», found "
+                    f"{s.buffer.scope_name} to {d.buffer.scope_name}")
     rank = cast(convert(dst_block), "uint32")
     if remote_barrier is not None:
         there = barrier_of(remote_barrier, "T.copy_cluster")
@@ -227,8 +225,7 @@ def warpgroup_fence_operand(buf_or_ptr: Any, offset: Any = 0, num_regs: Any = No
     else:
         buffer = operand(x, "the operand of T.warpgroup_fence_operand").buffer
     if dtype is not None and DType(dtype) != buffer.dtype:
-        raise error("fence-operand", f"T.warpgroup_fence_operand: `{buffer.name}` holds {buffer.dtype}, dtype says {dtype}",
-                    expected=str(buffer.dtype), found=str(dtype))
+        raise error("fence-operand", f"T.warpgroup_fence_operand: `{buffer.name}` holds «{buffer.dtype}», dtype says ‹{dtype}›")
     if buffer.scope_name == FRAGMENT:
         return emit_call("wgmma_pin", (AddressOf(buffer, tuple(const(0) for _ in buffer.shape)),), count=0)
     if buffer.scope_name != LOCAL or not buffer.is_static or len(buffer.shape) != 1:
@@ -237,8 +234,7 @@ def warpgroup_fence_operand(buf_or_ptr: Any, offset: Any = 0, num_regs: Any = No
                     expected="a fragment or T.alloc_local((n,), …)", found=f"`{buffer.name}` in {buffer.scope_name} memory")
     n = num_regs * 32 // buffer.dtype.bits if isinstance(num_regs, int) else int(buffer.shape[0])
     if num_regs is not None and not isinstance(num_regs, int):
-        raise error("fence-operand", f"num_regs is a number known while compiling, found {describe(num_regs)}",
-                    expected="a number known while compiling")
+        raise error("fence-operand", f"num_regs is «a number known while compiling», found {describe(num_regs)}")
     return emit_call("wgmma_pin", (AddressOf(buffer, (cast(convert(offset), I32),)),), count=n)
 
 

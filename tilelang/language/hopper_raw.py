@@ -48,8 +48,8 @@ def alloc_descriptor(kind: str = "wgmma", dtype: Any = "uint64") -> Buffer:
     b = need_builder("T.alloc_descriptor")
     need_kernel("T.alloc_descriptor")
     if kind != "wgmma":
-        raise error("not-available", f"descriptors of kind {kind!r} are for Blackwell, which is not available yet",
-                    expected="descriptors of wgmma", found=f"kind {kind!r}")
+        raise error("not-available", f"descriptors of ‹kind {kind!r}› are for Blackwell, which is not available yet",
+                    expected="descriptors of wgmma")
     dt = dtype_of(dtype, "T.alloc_descriptor")
     if dt != "uint64":
         raise error("descriptor-operand", f"a wgmma descriptor has 64 bits, found {dt}", expected="uint64")
@@ -77,13 +77,13 @@ def _shared_address(x: Any, what: str) -> AddressOf:
     """The shared element that a pointer, element, region or buffer starts at."""
     if not isinstance(x, AddressOf):
         if not isinstance(x, (Buffer, Load, BufferSlice)):
-            raise error("extern-argument", f"{what} takes the address of shared memory, found {describe(x)}",
-                        expected="the address of shared memory", hint="S.access_ptr('r'), T.address_of(S[i, j])")
+            raise error("extern-argument", f"{what} takes «the address of shared memory», found {describe(x)}",
+                        hint="S.access_ptr('r'), T.address_of(S[i, j])")
         o = operand(x, f"the address of {what}")
         x = AddressOf(o.buffer, tuple(convert(m) for m in o.mins))
     if x.buffer.scope_name not in SHARED:
-        raise error("extern-argument", f"{what} takes the address of shared memory, `{x.buffer.name}` is {x.buffer.scope_name}",
-                    expected="the address of shared memory", found=f"`{x.buffer.name}` in {x.buffer.scope_name}")
+        raise error("extern-argument", f"{what} takes «the address of shared memory», `{x.buffer.name}` is "
+                    f"{x.buffer.scope_name}", found=f"`{x.buffer.name}` in {x.buffer.scope_name}")
     return x
 
 
@@ -91,8 +91,8 @@ def _number(x: Any, what: str, limit: int) -> int:
     """A compile-time integer n with 0 <= n < limit."""
     x = x.value if isinstance(x, Const) else x
     if isinstance(x, bool) or not isinstance(x, (int, np.integer)) or not 0 <= x < limit:
-        raise error("descriptor-operand", f"{what} is a number from 0 to {limit - 1} known while compiling, found "
-                    f"{describe(x)}", expected=f"a number from 0 to {limit - 1} known while compiling")
+        raise error("descriptor-operand", f"{what} is «a number from 0 to {limit - 1} known while compiling», found "
+                    f"{describe(x)}")
     return int(x)
 
 
@@ -150,9 +150,8 @@ def _row(what: str, prefix: str, a: Any, b: Any, c: Any) -> Any:
     types = [_type(x, what) for x in (a, b)] + [dtype_of(_SHORT.get(str(c), c), what)]
     row = next((r for r in map(WGMMA_ROWS.get, (_row_name(prefix, types),)) if r is not None), None)
     if row is None:
-        raise error("gemm-types", f"{what}: no wgmma instruction {prefix!r} of {types[0]} and {types[1]} into {types[2]}",
-                    expected="an instruction of wgmma", found=f"{prefix!r} of {types[0]} and {types[1]} into {types[2]}",
-                    hint="m64nNkK with K of 32 bytes, N a multiple of 8 up to 256")
+        raise error("gemm-types", f"{what}: no wgmma instruction ‹{prefix!r} of {types[0]} and {types[1]} into {types[2]}›",
+                    expected="an instruction of wgmma", hint="m64nNkK with K of 32 bytes, N a multiple of 8 up to 256")
     return row
 
 
@@ -180,12 +179,12 @@ def _wgmma(what: str, row: Any, a: tuple[Any, bool], b: tuple[Any, bool], c: Add
     """Emit one wgmma.  a, b: the operand, and whether it is contiguous along k."""
     for x in scales:
         if not isinstance(x, (int, np.integer, Const)) or int(getattr(x, "value", x)) != 1:
-            raise error("not-available", f"{what} with scale_in {describe(x)}: operands are taken as they are (1)",
-                        expected="scale_in 1", found=describe(x))
+            raise error("not-available", f"{what} with scale_in ‹{describe(x)}›: operands are taken as they are (1)",
+                        expected="scale_in 1")
     majors = ["k" if m else "mn" for _, m in (a, b)]
     if any(m not in row.majors for m in majors):
-        raise error("gemm-types", f"{what}: {row.name} takes operands with k contiguous only",
-                    expected="operands with k contiguous", found=f"{' and '.join(majors)} contiguous")
+        raise error("gemm-types", f"{what}: {row.name} takes «operands with k contiguous» only",
+                    found=f"{' and '.join(majors)} contiguous")
     keep = scale_out if isinstance(scale_out, bool) else as_bool(binary("ne", convert(scale_out), const(0)))
     return emit_call("wgmma", (c, a[0], b[0], as_bool(keep)), "void", row=row.name, a_major=majors[0], b_major=majors[1])
 
@@ -269,7 +268,7 @@ def create_tma_descriptor(*args: Any) -> TmaDescriptor:
                     expected="element strides 1 and interleave 0", found="others")
     why = unsupported(buffer, box, m.swizzle, m.fill, m.l2)
     if why is not None:
-        raise error("tensor-map", f"TMA cannot move boxes {box} of `{buffer.name}`: {why}", found=why)
+        raise error("tensor-map", f"TMA cannot move boxes {box} of `{buffer.name}`: ‹{why}›")
     return TmaDescriptor(m)
 
 
@@ -290,8 +289,8 @@ def _check_tensor(m: TensorMap, kind: Any, groups: list[list[Any]]) -> None:
     for given, want, name in ((groups[0], m.extents(), "extents"), (groups[1], strides, "strides in bytes")):
         for g, w in zip(given, want):
             if not _equal(g, w):
-                raise error("tma-descriptor", f"the {name} of `{buffer.name}` are {_shown(want)} innermost first, found "
-                            f"{_shown(given)}", expected=_shown(want))
+                raise error("tma-descriptor", f"the {name} of `{buffer.name}` are «{_shown(want)}» innermost first, found "
+                            f"{_shown(given)}")
 
 
 def _equal(x: Any, y: Any) -> bool:
@@ -328,23 +327,19 @@ def tma_load(*args: Any) -> Emitted:
     what = "T.tma_load"
     k = need_kernel(what)
     if len(args) < 3 or not isinstance(args[0], TmaDescriptor):
-        raise error("tma-descriptor", f"{what} takes (descriptor, barrier, shared address, coordinates), found "
-                    f"{describe(args[0]) if args else 'nothing'}",
-                    expected="(descriptor, barrier, shared address, coordinates)",
-                    hint="descriptor = T.create_tma_descriptor(...)")
+        raise error("tma-descriptor", f"{what} takes «(descriptor, barrier, shared address, coordinates)», found "
+                    f"{describe(args[0]) if args else 'nothing'}", hint="descriptor = T.create_tma_descriptor(...)")
     m, at = args[0].map, args[3:]
     if len(at) not in (m.rank, m.rank + 1):
-        raise error("tma-descriptor", f"{what} takes {m.rank} coordinates for `{m.buffer.name}`, found {len(at)}",
-                    expected=f"{m.rank} coordinates")
+        raise error("tma-descriptor", f"{what} takes «{m.rank} coordinates» for `{m.buffer.name}`, found {len(at)}")
     policy = {} if len(at) == m.rank else {
         "cache_hint": ("evict_normal", "evict_first", "evict_last")[_number(at[-1], "a cache policy", 3)]}
     bar, dst = barrier_of(args[1], what), _shared_address(args[2], what)
     coordinates = tuple(cast(convert(c), "int32") for c in at[:m.rank])
     first, unit = coordinates[0], STRIDE_ALIGN * 8 // m.buffer.dtype.bits
     if isinstance(first, Const) and first.value % unit:  # an H200 reports "illegal instruction" for it
-        raise error("tma-descriptor", f"{what} at element {first.value} of a row of `{m.buffer.name}`: boxes start at "
-                    f"multiples of {STRIDE_ALIGN} bytes, which are {unit} elements",
-                    expected=f"a multiple of {unit}", found=str(first.value))
+        raise error("tma-descriptor", f"{what} at element ‹{first.value}› of a row of `{m.buffer.name}`: boxes start at "
+                    f"multiples of {STRIDE_ALIGN} bytes, which are {unit} elements", expected=f"a multiple of {unit}")
     return emit_call("tma_load", (dst, bar, *coordinates), "void", map=registered_map(k, m), **policy)
 
 

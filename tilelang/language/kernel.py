@@ -30,22 +30,19 @@ def thread_extents(threads: Any) -> tuple[int, int, int]:
     """(x, y, z) of a `threads` argument.  Raises kernel-threads."""
     items = (128,) if threads is None else tuple(threads) if isinstance(threads, (list, tuple)) else (threads,)
     if not 1 <= len(items) <= 3:
-        raise error("kernel-threads", f"threads has 1 to 3 extents, got {len(items)}",
-                    expected="1 to 3 extents", found=str(len(items)))
+        raise error("kernel-threads", f"threads has «1 to 3 extents», got {len(items)}")
     out = []
     for t in items:
         if isinstance(t, np.integer) or isinstance(t, Const) and t.dtype.is_int:
             t = int(t)
         if isinstance(t, bool) or not isinstance(t, int):
-            raise error("kernel-threads", f"threads must be integers known while compiling, got {t!r}",
-                        expected="integers known while compiling", found=repr(t))
+            raise error("kernel-threads", f"threads must be «integers known while compiling», got {t!r}")
         if t <= 0:
-            raise error("kernel-threads", f"threads must be positive, got {t}", expected="positive extents", found=str(t))
+            raise error("kernel-threads", f"threads must be positive, got {t}", expected="positive extents")
         out.append(t)
     x, y, z = (*out, 1, 1)[:3]
     if x * y * z > MAX_THREADS:
-        raise error("kernel-threads", f"a block has at most {MAX_THREADS} threads, got {x * y * z}",
-                    expected=f"at most {MAX_THREADS} threads", found=f"{x * y * z}")
+        raise error("kernel-threads", f"a block has «at most {MAX_THREADS} threads», got {x * y * z}")
     return x, y, z
 
 
@@ -64,20 +61,17 @@ class KernelLaunchFrame(Frame):
         super().__init__()
         blocks = blocks or (1,)
         if len(blocks) > 3:
-            raise error("kernel-grid", f"a grid has at most 3 extents, got {len(blocks)}",
-                        expected="at most 3 extents", found=str(len(blocks)))
+            raise error("kernel-grid", f"a grid has «at most 3 extents», got {len(blocks)}")
         self.blocks = [loop_bound(e, "a grid extent") for e in blocks]
         for d, e in enumerate(self.blocks):
             if reads_memory(e):
-                raise error("kernel-grid", f"the grid extent {e!r} reads memory: it must be known before the launch",
-                            expected="an extent that is known before the launch", found=repr(e),
-                            hint="pass it as a scalar parameter")
+                raise error("kernel-grid", f"the grid extent ‹{e!r}› reads memory: it must be known before the launch",
+                            expected="an extent that is known before the launch", hint="pass it as a scalar parameter")
             if isinstance(e, Const) and e.value < 0:
                 raise error("kernel-grid", f"a grid extent must not be negative, got {e.value}",
-                            expected="an extent of at least 0", found=str(e.value))
+                            expected="an extent of at least 0")
             if isinstance(e, Const) and e.value > MAX_GRID[d]:
-                raise error("kernel-grid", f"a grid has at most {MAX_GRID[d]} blocks along {'xyz'[d]}, got {e.value}",
-                            expected=f"at most {MAX_GRID[d]} blocks along {'xyz'[d]}", found=str(e.value),
+                raise error("kernel-grid", f"a grid has «at most {MAX_GRID[d]} blocks along {'xyz'[d]}», got {e.value}",
                             hint="put the longest dimension first: along x a grid has up to 2147483647 blocks")
         self.extents = thread_extents(threads)
         self.any_threads = threads is None
@@ -200,8 +194,8 @@ def need_kernel(what: str) -> KernelLaunchFrame:
 
 def _dim(items: Any, dim: int, what: str) -> Any:
     if not isinstance(dim, int) or not 0 <= dim < len(items):
-        raise error("launch-dim", f"{what}: dimension {dim!r} does not exist, the launch has {len(items)}",
-                    expected=f"a dimension from 0 to {len(items) - 1}", found=repr(dim))
+        raise error("launch-dim", f"{what}: dimension ‹{dim!r}› does not exist, the launch has {len(items)}",
+                    expected=f"a dimension from 0 to {len(items) - 1}")
     return items[dim]
 
 
@@ -243,8 +237,8 @@ def get_thread_extents() -> list[int]:
 
 def _static_extent(e: Expr) -> int:
     if not isinstance(e, Const):
-        raise error("launch-dim", f"the grid extent {e!r} is known only when the kernel is launched",
-                    expected="an extent known while compiling", found=repr(e))
+        raise error("launch-dim", f"the grid extent ‹{e!r}› is known only when the kernel is launched",
+                    expected="an extent known while compiling")
     return int(e.value)
 
 
@@ -329,11 +323,10 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
     """
     k = need_kernel("T.use_swizzle")
     if order not in ("row", "column", "mlx"):
-        raise error("swizzle-order", f"Unsupported swizzle order: {order!r}, expected 'row', 'column' or 'mlx'",
-                    expected="'row', 'column' or 'mlx'", found=repr(order))
+        raise error("swizzle-order", f"Unsupported swizzle order: ‹{order!r}›, expected «'row', 'column' or 'mlx'»")
     if isinstance(panel_size, bool) or not isinstance(panel_size, int) or panel_size <= 0:
-        raise error("swizzle-order", "the rasterisation panel size of T.use_swizzle must be a positive integer, got "
-                    f"{panel_size!r}", expected="a positive integer", found=repr(panel_size))
+        raise error("swizzle-order", "the rasterisation panel size of T.use_swizzle must be «a positive integer», got "
+                    f"{panel_size!r}")
     if not flag(enable, "enable"):
         return
     k.swizzle = (panel_size, order)
@@ -344,7 +337,7 @@ def annotate_min_blocks_per_sm(n: int) -> None:
     """Set how many blocks should be resident on one SM (second argument of __launch_bounds__)."""
     if isinstance(n, bool) or not isinstance(n, int) or not 0 < n <= MOST_RESIDENT:
         raise error("min-blocks", f"annotate_min_blocks_per_sm needs a positive integer up to {MOST_RESIDENT}, got {n!r}",
-                    expected=f"an integer from 1 to {MOST_RESIDENT}", found=repr(n))
+                    expected=f"an integer from 1 to {MOST_RESIDENT}")
     need_kernel("T.annotate_min_blocks_per_sm").set(min_blocks_per_sm=n)
 
 
@@ -367,7 +360,7 @@ def ws(*groups: int) -> IfThreadFrame:
     operations, and block barriers inside synchronise only these threads.  Raises warp-groups.
     """
     if not groups:
-        raise error("warp-groups", "T.ws needs at least one warp group", expected="at least one warp group", found="none")
+        raise error("warp-groups", "T.ws needs «at least one warp group»", found="none")
     k = need_kernel("T.ws")
     if any(isinstance(g, bool) or not isinstance(g, int) or g < 0 for g in groups):
         raise error("warp-groups", f"T.ws takes numbers of warp groups, found {groups!r}")
@@ -435,8 +428,7 @@ class ThreadBindingFrame(BodyFrame):
             have = launch.threads[axis] if kind == "thread" else launch.blocks[axis]
         if have is None or not is_const(binary("eq", convert(have), convert(self.extent)), True):
             raise error("launch-dim", f"{self.tag} runs over {have if have is not None else 'nothing'} in this launch, not "
-                        f"over {self.extent}", expected=f"an extent of {have if have is not None else 'none'}",
-                        found=str(self.extent))
+                        f"over ‹{self.extent}›", expected=f"an extent of {have if have is not None else 'none'}")
         return launch.thread_vars[axis] if kind == "thread" else launch.block_vars[axis]
 
 
@@ -452,8 +444,7 @@ def thread_binding(start: Any, stop: Any = None, thread: str = "threadIdx.x") ->
                 Y[b * 128 + t] = X[b * 128 + t]
     """
     if thread not in {f"{a}Idx.{d}" for a in ("block", "thread") for d in "xyz"}:
-        raise error("thread-tag", f"unknown thread tag {thread!r}, expected blockIdx.x/y/z or threadIdx.x/y/z",
-                    found=repr(thread))
+        raise error("thread-tag", f"unknown thread tag ‹{thread!r}›, expected blockIdx.x/y/z or threadIdx.x/y/z")
     if stop is not None and not is_const(start, 0):
         raise error("loop-bounds", "T.thread_binding starts at 0",
                     expected="start 0", found=str(start), hint="add the start in the body")

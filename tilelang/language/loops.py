@@ -54,8 +54,8 @@ def check_keys(annotations: Mapping[Any, Any], known: Sequence[str]) -> None:
             continue
         near = get_close_matches(key, [*known, *(k for k, meant in _OTHER_NAMES.items() if meant in known)], 1, 0.8)
         if near:
-            raise error("annotation-key", f"no annotation is named {key!r}", f"did you mean {near[0]!r}?",
-                        expected=f"one of {', '.join(known)}", found=repr(key))
+            raise error("annotation-key", f"no annotation is named ‹{key!r}›", f"did you mean {near[0]!r}?",
+                        expected=f"one of {', '.join(known)}")
         b = current_builder()
         warn("annotation-no-effect", f"the annotation {key!r} has no effect",
              f"those that have one here: {', '.join(known)}" if known else "leave it out", span=b.span() if b else None)
@@ -67,18 +67,15 @@ def attrs_of(annotations: dict[str, Any] | None, known: Sequence[str] = (), **ow
     Raises option-type for annotations that are no dict, and for a coalesced width or loop layout that is none; annotation-key.
     """
     if annotations is not None and not isinstance(annotations, Mapping):
-        raise error("option-type", f"annotations are a dict of names and values, found {annotations!r}",
-                    expected="a dict of names and values")
+        raise error("option-type", f"annotations are «a dict of names and values», found {annotations!r}")
     check_keys(annotations or {}, known)
     annotations = {_OTHER_NAMES.get(str(k), str(k)): v for k, v in (annotations or {}).items()}
     for given in (own, annotations):
         width, layout = given.get("coalesced_width"), given.get("loop_layout")
         if width is not None and (not isinstance(width, int) or isinstance(width, bool) or width <= 0):
-            raise error("option-type", f"coalesced_width is a positive number of elements, found {width!r}",
-                        expected="a positive number of elements")
+            raise error("option-type", f"coalesced_width is «a positive number of elements», found {width!r}")
         if layout is not None and not isinstance(layout, Fragment):
-            raise error("option-type", f"loop_layout is a T.Fragment over the loops, found {layout!r}",
-                        expected="a T.Fragment over the loops")
+            raise error("option-type", f"loop_layout is «a T.Fragment over the loops», found {layout!r}")
     d = {k: freeze_attr(v) for k, v in own.items() if v is not None}
     d.update({k: freeze_attr(v) for k, v in annotations.items()})
     return tuple(sorted(d.items()))
@@ -104,10 +101,9 @@ def loop_bound(v: Any, what: str) -> Expr:
     if e is None or isinstance(v, str):
         hint = (f"give each extent as a separate argument: {', '.join(map(str, v))}" if isinstance(v, (tuple, list)) else
                 f"give its extent: {v.name}.shape[0]" if isinstance(v, Buffer) else "give an integer or an integer expression")
-        raise error("loop-bounds", f"{what} is a {type(v).__name__}, an integer is needed", found=f"a {type(v).__name__}",
-                    hint=hint)
+        raise error("loop-bounds", f"{what} is ‹a {type(v).__name__}›, an integer is needed", hint=hint)
     if not (e.dtype.is_int or e.dtype.is_bool) or e.dtype.lanes != 1:
-        raise error("loop-bounds", f"{what} has type {e.dtype}, an integer is needed", found=str(e.dtype),
+        raise error("loop-bounds", f"{what} has type ‹{e.dtype}›, an integer is needed",
                     hint="integer division is `//`, or T.ceildiv to round up")
     return cast(e, I32) if e.dtype.is_bool else e
 
@@ -125,9 +121,8 @@ def few_enough(what: str, *extents: Expr) -> None:
     """Reject loops of more than MOST iterations: they are distributed or unrolled by tables of their iterations."""
     n = prod(e.value for e in extents if isinstance(e, Const))
     if n > MOST:
-        raise error("parallel-extents", f"{what} has {n} iterations, expected at most {MOST} in one block",
-                    expected=f"at most {MOST} iterations", found=str(n),
-                    hint="give each block a part: T.Kernel(T.ceildiv(n, part))")
+        raise error("parallel-extents", f"{what} has ‹{n}› iterations, expected at most {MOST} in one block",
+                    expected=f"at most {MOST} iterations", hint="give each block a part: T.Kernel(T.ceildiv(n, part))")
 
 
 class LoopFrame(Frame):
@@ -200,13 +195,12 @@ class ParallelFrame(Frame):
     def __init__(self, extents: tuple[Any, ...], options: tuple[ParallelPlan, Attrs], start: Expr | None = None) -> None:
         super().__init__()
         if not extents:
-            raise error("parallel-extents", "T.Parallel needs at least one extent",
-                        expected="at least one extent", found="none")
+            raise error("parallel-extents", "T.Parallel needs «at least one extent»", found="none")
         self.extents = tuple(loop_bound(e, "an extent of a loop") for e in extents)
         for e in self.extents:
             if isinstance(e, Const) and e.value < 0:
                 raise error("parallel-extents", f"an extent of T.Parallel must not be negative, got {e.value}",
-                            expected="an extent of at least 0", found=str(e.value),
+                            expected="an extent of at least 0",
                             hint="an extent is a number of iterations: compare the terms of the difference that gives it")
         few_enough("T.Parallel", *self.extents)
         (self.plan, self.attrs), self.start = options, start
@@ -259,14 +253,12 @@ class PersistentFrame(Frame):
         self.plan, self.attrs = options
         self.domain = [loop_bound(d, "a domain size") for d in domain]
         if not self.domain:
-            raise error("parallel-extents", "T.Persistent needs a domain of at least one dimension",
-                        expected="at least one dimension", found="none",
+            raise error("parallel-extents", "T.Persistent needs a domain of «at least one dimension»", found="none",
                         hint="write T.Persistent([tiles_m, tiles_n], blocks, block)")
         self.wave_size, self.index = loop_bound(wave_size, "wave_size"), loop_bound(index, "the index")
         if isinstance(self.wave_size, Const) and self.wave_size.value <= 0:
-            raise error("loop-step", f"a wave of T.Persistent has {self.wave_size.value} blocks, expected at least one",
-                        expected="at least one block", found=str(self.wave_size.value),
-                        hint="give the number of blocks of the launch")
+            raise error("loop-step", f"a wave of T.Persistent has ‹{self.wave_size.value}› blocks, expected at least one",
+                        expected="at least one block", hint="give the number of blocks of the launch")
         self.group = binary("min", binary("max", loop_bound(group_size, "group_size"), 1), self.domain[-1])
         self.dtype = reduce(promote, (e.dtype for e in (*self.domain, self.wave_size, self.index, self.group)))
         self.domain = [cast(d, self.dtype) for d in self.domain]
@@ -314,8 +306,8 @@ class IfThreadFrame(Frame):
     def __init__(self, cond: Expr) -> None:
         super().__init__()
         if not isinstance(cond, Expr) or not cond.dtype.is_bool:
-            raise error("condition", f"a branch of threads needs a bool expression, found {describe(cond)}",
-                        expected="a bool expression", hint="write a comparison, or T.ws(0)")
+            raise error("condition", f"a branch of threads needs «a bool expression», found {describe(cond)}",
+                        hint="write a comparison, or T.ws(0)")
         self.cond = cond
 
     def close(self, b: Builder) -> Stmt:
@@ -342,9 +334,8 @@ def unroll(start: Any, stop: Any = None, step: Any = None, *, explicit: bool = F
         raise error("unroll-options", "T.unroll takes explicit or unroll_factor, not both")
     bounds = [x for x in (start, stop, step) if isinstance(x, Expr) and not isinstance(x, Const)]
     if explicit and bounds:
-        raise error("unroll-options", f"explicit unrolling writes the iterations out: their number must be known before, "
-                    f"found {describe(bounds[0])}", "leave explicit out", expected="bounds known while compiling",
-                    found=describe(bounds[0]))
+        raise error("unroll-options", "explicit unrolling writes the iterations out: their number must be known before, found "
+                    f"{describe(bounds[0])}", "leave explicit out", expected="bounds known while compiling")
     return LoopFrame(start, stop, step, "unroll",
                      options_from(LoopPlan, annotations, explicit=True if explicit else None, factor=unroll_factor))
 
@@ -381,7 +372,7 @@ def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any
 def _check_stages(num_stages: Any) -> None:
     if not isinstance(num_stages, int) or isinstance(num_stages, bool) or not 0 <= num_stages <= MOST_STAGES:
         raise error("pipeline-arguments", f"num_stages must be a non-negative integer up to {MOST_STAGES}, got {num_stages!r}",
-                    expected=f"an integer from 0 to {MOST_STAGES}", found=repr(num_stages))
+                    expected=f"an integer from 0 to {MOST_STAGES}")
 
 
 def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence[int] | None = None,
@@ -402,18 +393,16 @@ def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence
     _check_stages(num_stages)
     for name, v in (("order", order), ("stage", stage)):
         if v is not None and (not isinstance(v, (list, tuple)) or not all(isinstance(x, int) for x in v)):
-            raise error("pipeline-arguments", f"`{name}` of T.Pipelined must be a list of integers, got {v!r}",
-                        expected="a list of integers", found=repr(v))
+            raise error("pipeline-arguments", f"`{name}` of T.Pipelined must be «a list of integers», got {v!r}")
     for name, legacy in (("sync", sync), ("group", group)):
         if legacy is not None and not isinstance(legacy, (list, tuple)):
-            raise error("pipeline-arguments", f"`{name}` of T.Pipelined must be a list, got {legacy!r}",
-                        expected="a list", found=repr(legacy))
+            raise error("pipeline-arguments", f"`{name}` of T.Pipelined must be «a list», got {legacy!r}")
     if order is not None and len({x for x in order if x != -1}) != sum(x != -1 for x in order):
-        raise error("pipeline-arguments", f"two statements have the same order in {list(order)}",
-                    expected="a different order for each statement", found=str(list(order)))
+        raise error("pipeline-arguments", f"two statements have the same order in ‹{list(order)}›",
+                    expected="a different order for each statement")
     if order is not None and stage is not None and len(order) != len(stage):
-        raise error("pipeline-arguments", f"pipeline annotation size: order has {len(order)} entries, stage {len(stage)}",
-                    expected=f"{len(order)} stages", found=str(len(stage)))
+        raise error("pipeline-arguments", f"pipeline annotation size: order has {len(order)} entries, stage ‹{len(stage)}›",
+                    expected=f"{len(order)} stages")
     if isinstance(start, int) and isinstance(stop, int) and 0 < stop <= start:
         warn("empty-pipeline", f"T.Pipelined({start}, {stop}) runs from {start} to {stop}: no iteration",
              f"T.Pipelined({start}, num_stages={num_stages or stop}) has {start} iterations",

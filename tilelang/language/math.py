@@ -32,16 +32,15 @@ def converted(e: Expr, dt: DType, mode: str, sat: bool) -> Expr:
         inside = INTO_INTEGERS.get(mode) if e.dtype.is_float else None
         return cast(call(inside, (e,), e.dtype) if inside else e, dt)
     if not sat and dt.bits <= 8 and dt.base not in UNSATURATED:
-        raise error("cast-option", f"T.cast to {dt} with sat=False: the type has no number beyond its greatest",
-                    expected="sat=True", found="sat=False")
+        raise error("cast-option", f"T.cast to {dt} with ‹sat=False›: the type has no number beyond its greatest",
+                    expected="sat=True")
     if e.dtype.scalar == dt.scalar or mode in ("", "rn") and (sat or dt.base not in UNSATURATED):
         return cast(e, dt)
     if e.dtype.is_int and e.dtype.bits <= 32 or e.dtype.is_bool:
         e = cast(e, F64.with_lanes(e.dtype.lanes))
     if not e.dtype.is_float or dt.bits < 8 or dt.base == "float8_e8m0fnu":
-        raise error("cast-option", f"T.cast of {e.dtype} to {dt} with round={mode!r} is not available",
-                    expected="a float or an integer of at most 32 bits, to a float with a sign of at least 8",
-                    found=f"{e.dtype} to {dt}")
+        raise error("cast-option", f"T.cast of ‹{e.dtype} to {dt}› with round={mode!r} is not available",
+                    expected="a float or an integer of at most 32 bits, to a float with a sign of at least 8")
     near = cast(e, dt) if mode in ("", "rn") else towards(e, dt, mode)
     return near if sat or dt.base not in UNSATURATED else unsaturated(e, near, mode)
 
@@ -51,7 +50,7 @@ MOST_FACTORS = 32  # greatest exponent that T.pow expands to multiplications
 def value_of(x: Any) -> Expr:
     """An operand as an expression; slices are vectors."""
     if isinstance(x, str):
-        raise error("math-type", f"the string {x!r} is no operand", "write a number or an expression", found=repr(x))
+        raise error("math-type", f"the string ‹{x!r}› is no operand", "write a number or an expression")
     return convert(x.vector() if isinstance(x, BufferSlice) else x)
 
 
@@ -61,8 +60,7 @@ def _float_arg(x: Any, name: str, strict: bool) -> Expr:
     if e.dtype.is_float:
         return e
     if strict and not isinstance(x, (int, float)):
-        raise error("math-type", f"T.{name} only supports floating-point inputs, but got {e.dtype}", expected="a float",
-                    found=str(e.dtype))
+        raise error("math-type", f"T.{name} only supports floating-point inputs, but got ‹{e.dtype}›", expected="a float")
     return cast(e, F32.with_lanes(e.dtype.lanes))
 
 
@@ -106,8 +104,8 @@ def round(x: Any, rounding_mode: str = "ties-to-even") -> Expr:
     e = value_of(x)
     rows = {"ties-to-even": "nearbyint", "ties-away-from-zero": "round"}
     if rounding_mode not in rows:
-        raise error("rounding-mode", f"T.round: unknown rounding mode {rounding_mode!r}, expected one of {list(rows)}",
-                    expected=f"one of {', '.join(rows)}", found=repr(rounding_mode))
+        raise error("rounding-mode", f"T.round: unknown rounding mode ‹{rounding_mode!r}›, expected one of {list(rows)}",
+                    expected=f"one of {', '.join(rows)}")
     return e if e.dtype.is_int else call(rows[rounding_mode], (e,), e.dtype)
 
 
@@ -129,7 +127,7 @@ def _integer(name: str, result: DType | None = None) -> Callable[..., Expr]:
     def fn(x: Any) -> Expr:
         e = value_of(x)
         if not e.dtype.is_int:
-            raise error("math-type", f"T.{name} needs an integer, found {e.dtype}", expected="an integer")
+            raise error("math-type", f"T.{name} needs «an integer», found {e.dtype}")
         return call(name, (e,), result.with_lanes(e.dtype.lanes) if result else e.dtype)
 
     return named(fn, name, f"{name} of an integer.\n\nExample:\n    I[i] = T.{name}(I[i])")
@@ -145,7 +143,7 @@ def __fns(mask: Any, base: Any, offset: Any) -> Expr:
     for name, given in (("mask", mask), ("base", base), ("offset", offset)):
         dt = value_of(given).dtype
         if not dt.is_int:
-            raise error("math-type", f"T.__fns: the {name} is an integer, found {dt}", expected="an integer")
+            raise error("math-type", f"T.__fns: the {name} is «an integer», found {dt}")
     return call("__fns", (cast(mask, "uint32"), cast(base, "uint32"), cast(offset, I32)), "uint32")
 
 
@@ -198,8 +196,8 @@ def pow(x: Any, y: Any) -> Expr:
     e = value_of(x)
     if isinstance(y, int) and not isinstance(y, bool) and y > MOST_FACTORS:
         if not e.dtype.is_float and y > 2 * MOST_FACTORS:
-            raise error("math-type", f"T.pow of {e.dtype} multiplies {y} times, expected at most {2 * MOST_FACTORS}",
-                        expected=f"a power up to {2 * MOST_FACTORS}", found=str(y),
+            raise error("math-type", f"T.pow of {e.dtype} multiplies ‹{y}› times, expected at most {2 * MOST_FACTORS}",
+                        expected=f"a power up to {2 * MOST_FACTORS}",
                         hint="multiply in a loop over a T.alloc_var, or cast to a float type")
         if e.dtype.is_float:
             return call("pow", (e, const(float(y), e.dtype)), e.dtype)
@@ -233,7 +231,7 @@ def _predicate(name: str, on_int: bool) -> Callable[..., Expr]:
     def fn(x: Any) -> Expr:
         e = value_of(x)
         if isinstance(e, StringConst) or e.dtype.is_handle:
-            raise error("math-type", f"T.{name} needs a number, found {describe(x)}", expected="a number")
+            raise error("math-type", f"T.{name} needs «a number», found {describe(x)}")
         if not e.dtype.is_float:
             return const(on_int)
         if e.dtype.bits < 32:
@@ -294,17 +292,16 @@ def cast_(value: Any, dtype: Any, round: str = "", sat: bool = True, rbits: Any 
     if isinstance(value, str) and not isinstance(dtype, str):
         value, dtype = dtype, value
     if round not in ("", "rn", "rz", "rp", "rm", "rs"):
-        raise error("cast-option", f"Invalid round mode {round!r}, expected '', rn, rz, rp, rm or rs",
-                    expected="'', rn, rz, rp, rm or rs", found=repr(round))
+        raise error("cast-option", f"Invalid round mode ‹{round!r}›, expected «'', rn, rz, rp, rm or rs»")
     if not isinstance(sat, bool):
-        raise error("cast-option", f"sat must be a bool, got {sat!r}", expected="a bool", found=repr(sat))
+        raise error("cast-option", f"sat must be «a bool», got {sat!r}")
     if (round == "rs") != (rbits is not None):
         raise error("cast-option", "rbits goes with round='rs', and only with it",
                     expected="rbits with round='rs', and only with it",
                     found=f"round={round!r} {'without' if rbits is None else 'with'} rbits")
     if round == "rs":
-        raise error("cast-option", "T.cast with round='rs' is for Blackwell (sm_100), which is not available yet",
-                    expected="'', rn, rz, rp or rm", found="'rs'")
+        raise error("cast-option", "T.cast with round=‹'rs'› is for Blackwell (sm_100), which is not available yet",
+                    expected="'', rn, rz, rp or rm")
     dt = dtype_of(dtype, "T.cast")
     e = value_of(value)
     return converted(e, dt.with_lanes(e.dtype.lanes) if dt.lanes == 1 and e.dtype.lanes > 1 else dt, round, sat)
@@ -331,7 +328,7 @@ def Select_(cond: Any, a: Any, b: Any) -> Expr:
     """cond ? a : b, both evaluated; one type."""
     x, y = value_of(a), value_of(b)
     if x.dtype != y.dtype:
-        raise error("select-types", f"T.Select: mismatched types {x.dtype} and {y.dtype}", found=f"{x.dtype} and {y.dtype}")
+        raise error("select-types", f"T.Select: mismatched types ‹{x.dtype} and {y.dtype}›")
     c = as_bool(cond)
     return Select(c, x, y, x.dtype, False) if c.dtype.lanes == 1 else select(c, x, y, lazy=False)
 
@@ -369,12 +366,11 @@ def Shuffle_(vectors: Any, indices: Any) -> Expr:
     idx = tuple(int(i) for i in indices)
     types, lanes = ", ".join(str(v.dtype) for v in vs), sum(v.dtype.lanes for v in vs)
     if len({v.dtype.scalar for v in vs}) != 1 or not idx:
-        raise error("math-type", f"T.Shuffle takes lanes of vectors with one element type, found {len(idx)} lanes of {types}",
-                    expected="lanes of vectors with one element type", found=f"{len(idx)} lanes of {types or 'no vector'}")
+        raise error("math-type", f"T.Shuffle takes «lanes of vectors with one element type», found {len(idx)} lanes of {types}",
+                    found=f"{len(idx)} lanes of {types or 'no vector'}")
     for i in idx:
         if not 0 <= i < lanes:
-            raise error("lane-range", f"lane {i} of {types} does not exist", expected=f"a lane from 0 to {lanes - 1}",
-                        found=str(i))
+            raise error("lane-range", f"lane ‹{i}› of {types} does not exist", expected=f"a lane from 0 to {lanes - 1}")
     return Shuffle(vs, idx, vs[0].dtype.scalar.with_lanes(len(idx)))
 
 
@@ -384,17 +380,16 @@ def extract_lane(vec: Any, lane: Any) -> Expr:
     if isinstance(vec, BufferSlice):
         vec = vec.vector()
     if not isinstance(vec, Expr):
-        raise error("math-type", f"T.extract_lane needs a vector expression, found {describe(vec)}",
-                    expected="a vector expression")
+        raise error("math-type", f"T.extract_lane needs «a vector expression», found {describe(vec)}")
     if isinstance(lane, Const):
         lane = lane.value
     if not isinstance(lane, int):
-        raise error("math-type", "T.extract_lane needs a constant lane", expected="a constant lane", found=describe(lane))
+        raise error("math-type", "T.extract_lane needs «a constant lane»", found=describe(lane))
     if vec.dtype.lanes == 1:
-        raise error("packed-type", f"T.extract_lane needs a vector, found {vec.dtype}", expected="a vector")
+        raise error("packed-type", f"T.extract_lane needs «a vector», found {vec.dtype}")
     if not 0 <= lane < vec.dtype.lanes:
-        raise error("lane-range", f"lane {lane} of {vec.dtype} does not exist",
-                    expected=f"a lane from 0 to {vec.dtype.lanes - 1}", found=str(lane))
+        raise error("lane-range", f"lane ‹{lane}› of {vec.dtype} does not exist",
+                    expected=f"a lane from 0 to {vec.dtype.lanes - 1}")
     return Shuffle((vec,), (lane,), vec.dtype.scalar)
 
 
@@ -425,7 +420,7 @@ def infinity(dtype: Any) -> Expr:
     """Positive infinity of a float type."""
     d = dtype_of(dtype, "T.infinity")
     if not d.is_float:
-        raise error("math-type", f"T.infinity of {d}: only float types have it", expected="a float type", found=str(d),
+        raise error("math-type", f"T.infinity of ‹{d}›: only float types have it", expected="a float type",
                     hint="use T.max_value or T.min_value")
     return const(_math.inf, d)
 
@@ -441,7 +436,7 @@ def ceildiv(a: Any, b: Any) -> Any:
     """a / b rounded up; Python ints give a Python int."""
     for v in (a, b):
         if isinstance(v, float) or isinstance(v, Expr) and v.dtype.is_float:
-            raise error("math-type", f"T.ceildiv divides integers, found {describe(v)}", expected="integers",
+            raise error("math-type", f"T.ceildiv divides «integers», found {describe(v)}",
                         hint="T.ceil(a / b) rounds a quotient of floats up")
     if _int_args(a, b):
         return -(-a // b)

@@ -101,9 +101,8 @@ class BaseTileScheduler:
 
     def _get(self, key: str) -> Load:
         if key not in self._state:
-            raise error("scheduler", f"a {type(self).__name__} with stateful=False keeps no {key}: it only gives "
-                        "coord(tile_id)", expected="a scheduler that keeps state", found="stateful=False",
-                        hint="leave stateful=False out")
+            raise error("scheduler", f"a {type(self).__name__} with ‹stateful=False› keeps no {key}: it only gives "
+                        "coord(tile_id)", expected="a scheduler that keeps state", hint="leave stateful=False out")
         return self._state[key]
 
     linear_idx = property(lambda self: self._get("linear_idx"), doc="Linear index of the current tile.")

@@ -76,21 +76,21 @@ def _immediate(name: str, kind: str) -> NodeType:
 def variable(name: str, dtype: Any = "int32") -> Any:
     """A fresh scalar variable.  Raises symbol-name for a name that is no string."""
     if not isinstance(name, str):
-        raise error("symbol-name", f"the name of a variable is a string, found {describe(name)}", expected="a string",
+        raise error("symbol-name", f"the name of a variable is «a string», found {describe(name)}",
                     hint='write T.Var("v", "int32")')
     return ir.Var(name, ir.dtype("handle") if dtype == "handle" else dtype_of(dtype, "T.Var"))
 
 
 def _text(text: Any) -> Any:
     if not isinstance(text, str):
-        raise error("math-type", f"T.StringImm holds a string, found {describe(text)}", expected="a string",
+        raise error("math-type", f"T.StringImm holds «a string», found {describe(text)}",
                     hint="T.IntImm and T.FloatImm hold numbers")
     return ir.StringConst(text)
 
 
 def _element(buffer: Any, indices: Any) -> Any:
     if not isinstance(buffer, ir.Buffer):
-        raise error("region-operand", f"T.BufferLoad reads a buffer, found {describe(buffer)}", expected="a buffer")
+        raise error("region-operand", f"T.BufferLoad reads «a buffer», found {describe(buffer)}")
     return subscript(buffer, indices)
 
 

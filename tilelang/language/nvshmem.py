@@ -71,8 +71,7 @@ def _address(x: Any, what: str) -> AddressOf:
 def _flag(x: Any, what: str) -> AddressOf:
     at = _address(x, what)
     if at.buffer.dtype.bits != 64 or not at.buffer.facts.symmetric:
-        raise error("signal-operand", f"{what} is {describe(x)}", expected="an element of int64 or uint64 of a T.SymmTensor",
-                    found=describe(x))
+        raise error("signal-operand", f"{what} is ‹{describe(x)}›", expected="an element of int64 or uint64 of a T.SymmTensor")
     return at
 
 
@@ -81,7 +80,7 @@ def _number(value: Any, table: dict[str, int], what: str) -> tuple[str, int]:
     for word, n in table.items():
         if isinstance(value, (str, int)) and value in (word, n):
             return word, n
-    raise error("signal-order", f"{what} is {value!r}", expected=f"one of {', '.join(table)}", found=repr(value))
+    raise error("signal-order", f"{what} is ‹{value!r}›", expected=f"one of {', '.join(table)}")
 
 
 def _moved(name: str, dest: Any, source: Any, nbytes: Any) -> tuple[tuple[Any, ...], Any]:
@@ -89,8 +88,7 @@ def _moved(name: str, dest: Any, source: Any, nbytes: Any) -> tuple[tuple[Any, .
     to, origin = _address(dest, f"dest of T.{name}"), _address(source, f"source of T.{name}")
     each = to.buffer.dtype.bytes
     if isinstance(nbytes, int) and nbytes % each:
-        raise error("signal-operand", f"T.{name} moves {nbytes} bytes of elements of {each} bytes", expected="whole elements",
-                    found=f"{nbytes} bytes")
+        raise error("signal-operand", f"T.{name} moves ‹{nbytes} bytes› of elements of {each} bytes", expected="whole elements")
     return (to, origin, nbytes), nbytes // each
 
 
@@ -246,7 +244,7 @@ def int_p(dest: Any, value: Any, pe: Any) -> Emitted:
     """
     to = _address(dest, "dest of T.int_p")
     if to.buffer.dtype != I32:
-        raise error("signal-operand", f"T.int_p stores an int32, found {to.buffer.dtype}", expected="int32")
+        raise error("signal-operand", f"T.int_p stores an «int32», found {to.buffer.dtype}")
     return _instead("int_p", "", (to, cast(convert(value), I32), pe), lambda: ranks.st(dest, value, scope="sys", dst_pe=pe))
 
 

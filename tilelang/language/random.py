@@ -60,7 +60,7 @@ class _Random:
 def _integer(what: str, v: Any) -> Expr:
     e = convert(v)
     if not e.dtype.is_int or e.dtype.lanes != 1:
-        raise error("rng", f"T.rng_init: {what} must be an integer, found {e.dtype}", expected="an integer")
+        raise error("rng", f"T.rng_init: {what} must be «an integer», found {e.dtype}")
     if isinstance(v, int) and not 0 <= v < 1 << 64:
         raise error("rng", f"T.rng_init: {what} must be in 0 .. 2**64 - 1, found {v}", expected="0 to 2**64 - 1")
     return cast(e, U64)
@@ -83,14 +83,13 @@ def rng_init(seed: Any, seq: Any = None, off: Any = 0, generator: str = "curandS
     """
     b, k = need_builder("T.rng_init"), need_kernel("T.rng_init")
     if generator not in GENERATORS:
-        raise error("rng", f"unknown generator {generator!r}, expected one of {', '.join(GENERATORS)}",
-                    expected=f"one of {', '.join(GENERATORS)}", found=repr(generator))
+        raise error("rng", f"unknown generator ‹{generator!r}›, expected «one of {', '.join(GENERATORS)}»")
     random = getattr(k, "rng", None)
     if random is None:
         random = k.rng = _Random(b, b.here(), str(generator))  # type: ignore[attr-defined]
     if random.name != generator:
-        raise error("rng", f"this kernel's generator is {random.name}: it cannot start {generator}",
-                    expected=random.name, found=str(generator), hint="use one generator in a kernel, or two kernels")
+        raise error("rng", f"this kernel's generator is «{random.name}»: it cannot start ‹{generator}›",
+                    hint="use one generator in a kernel, or two kernels")
     given = [_integer(what, v) for what, v in (("the seed", seed), ("seq", 0 if seq is None else seq), ("off", off))]
     loops = _loops(b)
     if loops:

@@ -44,8 +44,8 @@ def alloc_barrier_gpu() -> Buffer:
 def _phases(barrier: Any, what: str) -> tuple[int, Var]:
     known: dict[Any, tuple[int, Any]] = need_kernel(what).__dict__.setdefault("gpu_barriers", {})
     if not isinstance(barrier, Buffer) or barrier.data not in known:
-        raise error("signal-operand", f"{what} of {describe(barrier)}, which T.init_barrier_gpu has not set up",
-                    expected="a barrier of T.alloc_barrier_gpu that is set up before", found=describe(barrier))
+        raise error("signal-operand", f"{what} of ‹{describe(barrier)}›, which T.init_barrier_gpu has not set up",
+                    expected="a barrier of T.alloc_barrier_gpu that is set up before")
     return known[barrier.data]
 
 
@@ -57,8 +57,8 @@ def init_barrier_gpu(barrier: Any, expected: Any) -> Emitted:
     """
     frame = need_kernel("T.init_barrier_gpu")
     if not isinstance(barrier, Buffer) or barrier.scope_name != GLOBAL or barrier.dtype != I32:
-        raise error("signal-operand", f"T.init_barrier_gpu of {describe(barrier)}", expected="a barrier of T.alloc_barrier_gpu",
-                    found=describe(barrier))
+        raise error("signal-operand", f"T.init_barrier_gpu of ‹{describe(barrier)}›",
+                    expected="a barrier of T.alloc_barrier_gpu")
     frame.__dict__.setdefault("gpu_barriers", {})[barrier.data] = (expected, alloc_var("int32", init=0))
     return EMITTED
 

@@ -38,9 +38,8 @@ def Assert(c: Any, msg: str, error_kind: str = "RuntimeError") -> Emitted:
 def _attributes(attrs: dict[str, Any]) -> None:
     for key, value in attrs.items():
         if str(key) != _IMPORT:
-            raise error("not-available", f"the raw attribute {key!r} is not available",
-                        expected="pragma_import_c, reduce_scope or async_scope", found=repr(key),
-                        hint="known: pragma_import_c, reduce_scope, async_scope")
+            raise error("not-available", f"the raw attribute ‹{key!r}› is not available", expected="pragma_import_c, "
+                        "reduce_scope or async_scope", hint="known: pragma_import_c, reduce_scope, async_scope")
         import_source(value)
 
 
@@ -105,7 +104,7 @@ def bind(value: Any, type_annotation: Any = None, *, var: Any = None) -> Var:
 
 def _scalar(what: str, var: Any) -> None:
     if not isinstance(var, Var) or var.dtype.is_handle:
-        raise error("store-target", f"{what} names a scalar variable, found {describe(var)}", expected="a scalar variable",
+        raise error("store-target", f"{what} names «a scalar variable», found {describe(var)}",
                     hint='write v = T.var("v", "int32") before')
 
 
@@ -183,8 +182,7 @@ def tvm_access_ptr(ptype: Any, data: Any, offset: Any, extent: Any, rw_mask: Any
 def handle_add_byte_offset(h: Any, n: Any) -> Expr:
     """An address plus `n` bytes."""
     if not isinstance(h, Expr) or not (h.dtype.is_handle or h.dtype.is_int):
-        raise error("pointer", f"T.handle_add_byte_offset needs a pointer or an address, found {describe(h)}",
-                    expected="a pointer or an address")
+        raise error("pointer", f"T.handle_add_byte_offset needs «a pointer or an address», found {describe(h)}")
     return cast(binary("add", cast(h, "int64"), cast(convert(n), "int64")), "handle")
 
 
@@ -226,11 +224,11 @@ def call_intrin(dtype: Any, op_or_name: str, *args: Any, annotations: Any = None
     name = str(op_or_name).removeprefix("tl.").removeprefix("tirx.")
     row = INTRINSICS.get(name)
     if row is None:
-        raise error("extern-argument", f"no intrinsic is named {op_or_name!r}",
-                    expected="the name of an intrinsic", found=repr(op_or_name), hint="call device functions by T.call_extern")
+        raise error("extern-argument", f"no intrinsic is named ‹{op_or_name!r}›", expected="the name of an intrinsic",
+                    hint="call device functions by T.call_extern")
     if row.arity >= 0 and row.arity != len(args):
-        raise error("extern-argument", f"intrinsic {name} takes {row.arity} arguments, found {len(args)}",
-                    expected=f"{row.arity} arguments", hint="see target/intrinsics.py and target/instructions.py")
+        raise error("extern-argument", f"intrinsic {name} takes «{row.arity} arguments», found {len(args)}",
+                    hint="see target/intrinsics.py and target/instructions.py")
     try:
         options_of(name, options)
     except TypeError as e:
@@ -246,8 +244,7 @@ def call_intrin(dtype: Any, op_or_name: str, *args: Any, annotations: Any = None
 
 def _warp_of(warp_size: Any) -> None:
     if not is_const(convert(warp_size), 32):
-        raise error("lane-arguments", f"a warp has 32 lanes, found warp_size {warp_size}", expected="32",
-                    found=str(warp_size), hint="pass 32")
+        raise error("lane-arguments", f"a warp has 32 lanes, found warp_size ‹{warp_size}›", expected="32", hint="pass 32")
 
 
 @example("Y[i] = T.tvm_warp_shuffle(0xFFFFFFFF, X[i], 0, 32, 32)")

@@ -98,8 +98,7 @@ def alloc_reducer(shape: Any, dtype: Any, op: str = "sum", replication: str | No
     """
     b = need_builder("T.alloc_reducer")
     if op not in OPS:
-        raise error("reduce-kind", f"unknown kind of reducer {op!r}, expected one of {', '.join(OPS)}",
-                    expected=f"one of {', '.join(OPS)}", found=repr(op))
+        raise error("reduce-kind", f"unknown kind of reducer ‹{op!r}›, expected «one of {', '.join(OPS)}»")
     if replication is not None:
         warnings.warn("T.alloc_reducer(replication=…) is deprecated, use reducer_init, reducer_update, "
                       "finalize_reducer",
@@ -108,7 +107,7 @@ def alloc_reducer(shape: Any, dtype: Any, op: str = "sum", replication: str | No
     if op.startswith("bit") and not (acc.dtype.is_int or acc.dtype.is_bool):
         raise error("reducer-type", f"a {op} reducer requires an integer dtype, found {acc.dtype}", expected="an integer type")
     if op == "sum" and acc.dtype.base == SCALE:
-        raise error("reducer-type", f"a sum needs a type with a zero, found {acc.dtype}", expected="a type with a zero",
+        raise error("reducer-type", f"a sum needs «a type with a zero», found {acc.dtype}",
                     hint="sum in float32 and convert the result")
     b.reducers[id(acc)] = (acc, _Epoch(op, replication is not None))
     return acc
@@ -137,14 +136,13 @@ def reducer_init(acc: Buffer, init: Any = None) -> Emitted:
     b = need_builder("T.reducer_init")
     e = _epoch(b, acc, "T.reducer_init")
     if any(f.parallel for f in b.frames):
-        raise error("reducer-order", "T.reducer_init inside T.Parallel",
-                    found="T.reducer_init inside T.Parallel", hint="initialise the reducer before the loop")
+        raise error("reducer-order", "‹T.reducer_init inside T.Parallel›", hint="initialise the reducer before the loop")
     if e.state == "open":
         raise error("reducer-order", f"the reducer `{acc.name}` is initialised twice",
                     found=f"T.reducer_init of `{acc.name}` twice")
     if isinstance(init, Expr) and init.dtype != acc.dtype:
-        raise error("reducer-operand", f"the initial value of `{acc.name}` is {init.dtype}, the reducer {acc.dtype}",
-                    expected=f"a value of {acc.dtype}", found=str(init.dtype), hint=f"T.cast(value, \"{acc.dtype}\")")
+        raise error("reducer-operand", f"the initial value of `{acc.name}` is ‹{init.dtype}›, the reducer {acc.dtype}",
+                    expected=f"a value of {acc.dtype}", hint=f"T.cast(value, \"{acc.dtype}\")")
     e.state, e.around, e.ends = "open", _around(b), []
     e.init = None if init is None else Names(b).freeze(cast(convert(init), acc.dtype))
     fill(acc, const(identity(e.op, acc.dtype), acc.dtype))
@@ -168,7 +166,7 @@ def reducer_update(element: Any, value: Any) -> Emitted:
         raise error("reducer-order", f"T.reducer_update of `{acc.name}`, which is not between reducer_init and "
                     "finalize_reducer", found=f"T.reducer_update of `{acc.name}` outside of them")
     if not any(f.parallel for f in b.frames):
-        raise error("reducer-order", "T.reducer_update outside T.Parallel", found="T.reducer_update outside T.Parallel")
+        raise error("reducer-order", "‹T.reducer_update outside T.Parallel›")
     added = cast(convert(value), acc.dtype)
     if any(_uses(x, acc) for x in walk(added)):
         raise _direct_use(acc, b.here())
@@ -195,10 +193,10 @@ def finalize_reducer(acc: Buffer, dst: Any = None, batch: int = 1,
         raise error("reducer-order", f"T.finalize_reducer of `{acc.name}`, which is not initialised",
                     found=f"T.finalize_reducer of `{acc.name}` without T.reducer_init")
     if not isinstance(dst, Buffer) or dst.scope_name != FRAGMENT:
-        raise error("reducer-operand", f"T.finalize_reducer writes to a fragment, found {describe(dst)}", expected="a fragment")
+        raise error("reducer-operand", f"T.finalize_reducer writes to «a fragment», found {describe(dst)}")
     if tuple(dst.shape) != tuple(acc.shape) or dst.dtype != acc.dtype:
         raise error("reducer-operand", f"T.finalize_reducer writes {_form(acc)} of `{acc.name}` to `{dst.name}`, which is "
-                    f"{_form(dst)}", expected=f"a fragment {_form(acc)}", found=_form(dst))
+                    f"‹{_form(dst)}›", expected=f"a fragment {_form(acc)}")
     arms = e.arms(b)
     if arms is None:
         raise error("reducer-order", f"T.finalize_reducer of `{acc.name}` stands in another scope than its T.reducer_init",

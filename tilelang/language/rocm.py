@@ -82,7 +82,7 @@ def mfma_store(dtype: Any, m: int, n: int, dst_ptr: Any, src_ptr: Any, src_offse
         raise error("gemm-shape", f"an MFMA leaves 16 x 16 or 32 x 32 elements, found {m} x {n}",
                     expected="16, 16 or 32, 32", found=f"{m}, {n}")
     if not isinstance(dst_ptr, AddressOf):
-        raise error("extern-argument", f"the destination is a pointer, found {describe(dst_ptr)}", expected="a pointer",
+        raise error("extern-argument", f"the destination is «a pointer», found {describe(dst_ptr)}",
                     hint='write T.access_ptr(C[i, j], "w")')
     b, to = need_builder("mfma_store"), dst_ptr.buffer
     source = src_ptr if isinstance(src_ptr, Buffer) else buffer_at(src_ptr)

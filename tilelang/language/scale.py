@@ -195,13 +195,12 @@ def Scale(level: str, box: Any = None, pad: Any = None, block: Any = 0) -> Scale
     """
     need_builder("T.Scale")
     if level not in LEVELS:
-        raise error("scale", f"unknown scale {level!r}", expected=f"one of {', '.join(LEVELS)}", found=repr(level))
+        raise error("scale", f"unknown scale ‹{level!r}›", expected=f"one of {', '.join(LEVELS)}")
     if level != "node":
         return ScaleFrame(level)
     for x, what in ((box, "box"), (pad, "pad")):
         if not isinstance(x, Buffer) or not x.facts.symmetric:
-            raise error("not-symmetric", f"the {what} of T.Scale is {describe(x)}", expected="a T.SymmTensor parameter",
-                        found=describe(x))
+            raise error("not-symmetric", f"the {what} of T.Scale is ‹{describe(x)}›", expected="a T.SymmTensor parameter")
     sizes = [*box.shape[1:], *pad.shape[1:]]
     if len(box.shape) < 4 or len(pad.shape) != 2 or not all(isinstance(n, int) for n in sizes) or box.shape[1] != 2 or \
             pad.shape[1] != 2 * box.shape[2] or str(pad.dtype) != "int64":
@@ -226,7 +225,7 @@ def view(src: Any, shape: Any = None, dtype: Any = None, strides: Any = None, la
         return reshaped(src, shape, dtype, strides)
     if not isinstance(src, Buffer) or any(x is not None for x in (shape, dtype, strides)):
         raise error("view-source", f"T.view with a layout takes a whole buffer and nothing else, found {describe(src)}",
-                    expected="T.view(buffer, layout=…)", found=describe(src))
+                    expected="T.view(buffer, layout=…)")
     frame = next((f for f in reversed(need_builder("T.view").frames) if isinstance(f, ScaleFrame)), None)
     if frame is None:
         raise error("scale", f"T.view divides `{src.name}` outside of a T.Scale", expected='with T.Scale("node", …):',
@@ -235,8 +234,8 @@ def view(src: Any, shape: Any = None, dtype: Any = None, strides: Any = None, la
     whole = subscript(src, (slice(None),) * len(src.shape))
     if not isinstance(layout, Division):
         if not callable(layout):
-            raise error("scale", f"a layout of T.view is {describe(layout)}", expected="T.FullRow, T.FullCol, T.Replica, or a "
-                        "function (unit, units) that returns a subscript", found=describe(layout))
+            raise error("scale", f"a layout of T.view is ‹{describe(layout)}›",
+                        expected="T.FullRow, T.FullCol, T.Replica, or a function (unit, units) that returns a subscript")
         return subscript(src, layout(unit, units))
     if layout is Replica:
         return whole

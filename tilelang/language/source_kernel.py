@@ -50,12 +50,10 @@ def CUDASourceCodeKernel(*blocks: Any, threads: Any = None, source_code_or_path:
     need_builder("T.CUDASourceCodeKernel")
     text = source_code_or_path
     if not isinstance(text, str) or not text.strip():
-        raise error("source-kernel", "T.CUDASourceCodeKernel needs CUDA source or the path of a file, found nothing",
-                    expected="CUDA source or the path of a file",
+        raise error("source-kernel", "T.CUDASourceCodeKernel needs «CUDA source or the path of a file», found nothing",
                     found=f"{'nothing' if isinstance(text, str) else type(text).__name__}")
     if not isinstance(entry_name, str) or not entry_name:
-        raise error("source-kernel", f"the entry of T.CUDASourceCodeKernel is the name of a function, found {entry_name!r}",
-                    expected="the name of a function")
+        raise error("source-kernel", f"the entry of T.CUDASourceCodeKernel is «the name of a function», found {entry_name!r}")
     if "\n" not in text and "__global__" not in text:
         if not os.path.exists(text):
             raise FileNotFoundError(f"T.CUDASourceCodeKernel: no file {text!r}")

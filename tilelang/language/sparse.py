@@ -35,7 +35,7 @@ def gemm_sp(A_sparse: Any, E: Any, B: Any, C: Any, transpose_A: bool = False, tr
     (m, half), (em, en) = (matrix_of(r, t, n) for r, t, n in ((a, transpose_A, "A"), (e, transpose_E, "E")))
     k_b = matrix_of(right, transpose_B, "B")[0]
     if not e.buffer.dtype.is_int:
-        raise error("gemm-types", f"the metadata of T.gemm_sp are integers, found {e.buffer.dtype}", expected="integers")
+        raise error("gemm-types", f"the metadata of T.gemm_sp are «integers», found {e.buffer.dtype}")
     factor = e_factor(a.buffer.dtype, e.buffer.dtype)
     if 2 * half != k_b or em != m or en * factor != 2 * half:
         raise error("gemm-shape", f"T.gemm_sp K shape check failed: A holds {half} of {2 * half} columns in {m} rows, E "
@@ -54,8 +54,7 @@ def gemm_sp(A_sparse: Any, E: Any, B: Any, C: Any, transpose_A: bool = False, tr
 def matrix_of(r: Region, transposed: bool, name: str, what: str = "T.gemm_sp") -> tuple[int, int]:
     """(rows, columns) of an operand of the GEMM: its last two extents, exchanged if it is transposed."""
     if len(r.extents) < 2 or any(not isinstance(x, int) for x in r.extents) or any(x != 1 for x in r.extents[:-2]):
-        raise error("gemm-shape", f"{what}: operand {name} must be a matrix of static shape, found extents {r.extents}",
-                    expected="a matrix of static shape")
+        raise error("gemm-shape", f"{what}: operand {name} must be «a matrix of static shape», found extents {r.extents}")
     rows, columns = r.extents[-2:]
     return (columns, rows) if transposed else (rows, columns)  # type: ignore[return-value]
 

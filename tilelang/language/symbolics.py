@@ -17,7 +17,7 @@ def split_names(names: str) -> tuple[str, ...]:
     """The names of "m, n" or "m n"."""
     parts = tuple(p for p in re.split(r"[,\s]+", names.strip()) if p) if isinstance(names, str) else ()
     if not parts or not all(p.isidentifier() for p in parts):
-        raise error("symbol-name", f"expected one or more names, got {names!r}", found=repr(names))
+        raise error("symbol-name", f"expected one or more names, got {names!r}")
     return parts
 
 
@@ -50,8 +50,7 @@ def const(name: str, dtype: Any = "int32") -> Any:
     """Dimension(s) of an eager kernel that are read from the tensors at the call and fixed in the compiled kernel."""
     b = need_builder("T.const")
     if b.eager is None:
-        raise error("no-builder", "T.const can only be used in a tilelang.jit function in the eager style",
-                    expected="a tilelang.jit function in the eager style", found="a T.prim_func",
-                    hint="use T.dynamic, or a Python parameter")
+        raise error("no-builder", "T.const can only be used in «a tilelang.jit function in the eager style»",
+                    found="a T.prim_func", hint="use T.dynamic, or a Python parameter")
     out = tuple(b.eager.const(n, _integer(dtype)) for n in split_names(name))
     return out[0] if len(out) == 1 else out

@@ -28,13 +28,12 @@ def shape_of(shape: Any, what: str) -> tuple[Any, ...]:
             raise error("tensor-shape", f"the shape of {what}: {e}", found=getattr(e, "facts", ("", str(e)))[1],
                         hint=_dimension_hint(d)) from None
         if isinstance(d, int) and d < 0:
-            raise error("tensor-shape", f"the shape of {what} has the negative dimension {d}", found=str(d))
+            raise error("tensor-shape", f"the shape of {what} has the negative dimension ‹{d}›")
         if isinstance(d, int) and d >= 1 << 63:
-            raise error("tensor-shape", f"the shape of {what} has the dimension {d}, which does not fit int64",
-                        expected="a dimension below 2**63", found=str(d))
+            raise error("tensor-shape", f"the shape of {what} has the dimension ‹{d}›, which does not fit int64",
+                        expected="a dimension below 2**63")
         if isinstance(d, Expr) and not (d.dtype.is_int and d.dtype.lanes == 1):
-            raise error("tensor-shape", f"the shape of {what} has a dimension of type {d.dtype}, integers are needed",
-                        expected="integers", found=str(d.dtype))
+            raise error("tensor-shape", f"the shape of {what} has a dimension of type ‹{d.dtype}›, «integers» are needed")
         out.append(d)
     return tuple(out)
 
@@ -91,8 +90,8 @@ class TensorSpec:
         self.dtype = dtype_of(dt, "a tensor")
         self.strides = None if strides is None else shape_of(strides, "a tensor's strides")
         if self.strides is not None and len(self.strides) != len(self.shape):
-            raise error("tensor-strides", f"Invalid shape/strides' dimensions: {len(self.shape)} and {len(self.strides)}",
-                        expected=f"{len(self.shape)} strides", found=str(len(self.strides)))
+            raise error("tensor-strides", f"Invalid shape/strides' dimensions: {len(self.shape)} and ‹{len(self.strides)}›",
+                        expected=f"{len(self.shape)} strides")
         self.scope_name, self.compact = scope or "global", compact
         self.align, self.elem_offset = align, elem_offset
 
@@ -128,8 +127,7 @@ class TensorFactory:
         try:
             signature.bind(*args, **kw)
         except TypeError as e:
-            raise error("tensor-arguments", f"T.{self.name} takes ({', '.join(signature.parameters)}), found {e}",
-                        expected=f"({', '.join(signature.parameters)})") from None
+            raise error("tensor-arguments", f"T.{self.name} takes «({', '.join(signature.parameters)})», found {e}") from None
         return make(*args, **kw)
 
     def _plain(self, shape: Any, dtype: Any = "float32", data: Any = None, scope: str | None = None) -> Any:
@@ -142,8 +140,7 @@ class TensorFactory:
     def __getitem__(self, key: Any) -> Any:
         if not isinstance(key, tuple):
             if isinstance(key, (int, Expr)):
-                raise error("tensor-subscript", f"T.{self.name}[{key}] is ambiguous: write T.{self.name}(({key},), dtype)",
-                            expected=f"T.{self.name}(({key},), dtype)", found=f"T.{self.name}[{key}]")
+                raise error("tensor-subscript", f"‹T.{self.name}[{key}]› is ambiguous: write «T.{self.name}(({key},), dtype)»")
             key = (key,)
         if all(isinstance(k, int) for k in key):
             return self(key)
@@ -218,8 +215,7 @@ def make_tensor(ptr: Any, shape: Any, dtype: Any = "float32", strides: Any = Non
     else:
         narrow = isinstance(ptr, Expr) and ptr.dtype.is_int  # 32 bits cannot hold an address
         said = f"{describe(ptr)} of type {ptr.dtype}" if narrow else describe(ptr)
-        raise error("pointer", f"T.make_tensor needs a pointer parameter or an integer address of 64 bits, found {said}",
-                    expected="a pointer parameter or an integer address")
+        raise error("pointer", f"T.make_tensor needs «a pointer parameter or an integer address» of 64 bits, found {said}")
     spec = TensorSpec(shape, dtype, strides, align=align)
     return b.nameless(spec.buffer(b.fresh_name("tensor"), data, b.here()))
 
@@ -258,9 +254,8 @@ def from_element(b: Any, what: str, spec: TensorSpec, data: Var, offset: Any, na
     """
     offset = offset.value if isinstance(offset, Const) else offset
     if spec.scope_name == FRAGMENT and (spec.strides is not None or not isinstance(offset, int) or offset):
-        raise error("pointer", f"{what} of a part of a fragment, whose elements are registers of several threads",
-                    expected="a buffer in memory", found="a fragment",
-                    hint="index the fragment itself, or copy it to shared memory")
+        raise error("pointer", f"{what} of a part of ‹a fragment›, whose elements are registers of several threads",
+                    expected="a buffer in memory", hint="index the fragment itself, or copy it to shared memory")
     if isinstance(offset, Expr) and b.kernel is not None and _moves(b, offset):
         if spec.scope_name != GLOBAL:
             raise error("pointer", f"{what} of {spec.scope_name} memory begins at an element that changes while the kernel "
@@ -360,8 +355,7 @@ def match_buffer(param: Any, shape: Any, dtype: Any = "float32", data: Any = Non
         spec = TensorSpec(want, dtype, tuple(dims), scope_name)
         return from_element(need_builder("T.match_buffer"), "T.match_buffer", spec, r.buffer.data, offset, name)
     if not isinstance(param, Var):
-        raise error("pointer", f"T.match_buffer needs a pointer parameter or a region, found {describe(param)}",
-                    expected="a pointer parameter or a region")
+        raise error("pointer", f"T.match_buffer needs «a pointer parameter or a region», found {describe(param)}")
     _agrees(data, param, elem_offset, scope, "global")
     return make_tensor(param, shape, dtype, strides)
 
@@ -373,8 +367,8 @@ def _agrees(data: Any, own: Any, elem_offset: Any, scope: str, own_scope: str) -
              ("data", data is None or data is own), (f"scope={scope!r}", scope == GLOBAL or _kind(scope) == _kind(own_scope))]
     for what, right in given:
         if not right:
-            raise error("pointer", f"T.match_buffer with {what}, which is not the parameter's or the region's own",
-                        expected="what the parameter or the region has", found=what,
+            raise error("pointer", f"T.match_buffer with ‹{what}›, which is not the parameter's or the region's own",
+                        expected="what the parameter or the region has",
                         hint="T.decl_buffer(data=A.data, elem_offset=n, scope=…) starts elsewhere in the storage of A")
 
 
@@ -392,9 +386,8 @@ def view(src: Any, shape: Any = None, dtype: Any = None, strides: Any = None) ->
     dt = src.dtype if dtype is None else dtype_of(dtype, "the view")
     left = difference(*(prod(shape, start=t.bits * t.lanes) for t, shape in ((src.dtype, src.shape), (dt, new_shape))))
     if not isinstance(left, int) or left:
-        raise error("view-size", f"T.reshape/view shape check failed. `{src.name}` {src.shape} of {src.dtype} has "
-                           f"another size than {new_shape} of {dt}",
-                    expected=f"the size of {src.shape} of {src.dtype}", found=f"{new_shape} of {dt}")
+        raise error("view-size", f"T.reshape/view shape check failed. `{src.name}` {src.shape} of {src.dtype} has another size "
+                    f"than ‹{new_shape} of {dt}›", expected=f"the size of {src.shape} of {src.dtype}")
     given = None if strides is None else TensorSpec(new_shape, dt, strides).strides
     if given is not None:
         _check_strides(src, new_shape, dt, given)
@@ -416,15 +409,15 @@ def view(src: Any, shape: Any = None, dtype: Any = None, strides: Any = None) ->
 def _check_strides(src: Buffer, shape: tuple[Any, ...], dt: DType, strides: tuple[Any, ...]) -> None:
     """Reject strides of a view of registers, of elements that overlap, and, where all are constant, of a view beyond src."""
     if src.scope_name == FRAGMENT:
-        raise error("view-source", f"T.view of the fragment `{src.name}` with strides: its elements are registers of several "
-                    "threads", found=f"the fragment `{src.name}`", hint="leave strides out, or copy it to shared memory")
+        raise error("view-source", f"T.view of ‹the fragment `{src.name}`› with strides: its elements are registers of several "
+                    "threads", hint="leave strides out, or copy it to shared memory")
     room, far = ([(n - 1) * s for n, s in zip(dims, steps)] for dims, steps in ((src.shape, src.strides), (shape, strides)))
     below = 0
     known = [(s, n) for s, n, d in zip(strides, far, shape) if isinstance(s, int) and isinstance(d, int) and d > 1]
     for stride, length in sorted(known):
         if stride <= below:
-            raise error("tensor-strides", f"elements of a view with strides {strides} and shape {shape} overlap",
-                        expected="strides that give each element a place of its own", found=str(strides))
+            raise error("tensor-strides", f"elements of a view with strides ‹{strides}› and shape {shape} overlap",
+                        expected="strides that give each element a place of its own")
         below += length
     if all(isinstance(n, int) for n in (*room, *far)) and (below + 1) * dt.bits * dt.lanes > (
             sum(room) + 1) * src.dtype.bits * src.dtype.lanes:

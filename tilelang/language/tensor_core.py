@@ -40,8 +40,8 @@ def get_mma_micro_size(dtype: Any) -> tuple[int, int, int]:
     """(m, n, k) of the micro tile for operands of a type.  Raises gemm-types."""
     bits = DType(dtype).bits
     if bits not in _K:
-        raise error("gemm-types", f"no tensor-core tile for operands of {DType(dtype)}",
-                    expected="operands of 8, 16 or 32 bits", found=str(DType(dtype)), hint="8, 16 and 32 bits have one")
+        raise error("gemm-types", f"no tensor-core tile for operands of ‹{DType(dtype)}›",
+                    expected="operands of 8, 16 or 32 bits", hint="8, 16 and 32 bits have one")
     return 16, 16, _K[bits]
 
 
@@ -85,8 +85,8 @@ def get_swizzle_layout(row: Any, col: Any, row_size: int, dtype: Any,
     row_bytes = row_size * bits // 8
     span = min(128, row_bytes) if swizzle_bytes is None else swizzle_bytes
     if span not in (32, 64, 128) or row_bytes % span:
-        raise error("layout-annotation", f"rows of {row_bytes} bytes have no swizzle of {span} bytes",
-                    expected=f"a swizzle of 32, 64 or 128 bytes that divides {row_bytes}", found=str(span))
+        raise error("layout-annotation", f"rows of {row_bytes} bytes have no swizzle of ‹{span}› bytes",
+                    expected=f"a swizzle of 32, 64 or 128 bytes that divides {row_bytes}")
     chunk, n = 128 // bits, span // 16
     outer, inside = col // (chunk * n), col // chunk % n
     moved = inside ^ (row // (8 // n) % n)
@@ -112,8 +112,8 @@ def get_ldmatrix_offset(matrix: str, row_idx: Any, col_idx: Any, stride: Any, dt
     get_mma_micro_size(dtype)
     if bits != 16 and transposed != (matrix == "B"):
         kept = "(k, m)" if matrix == "A" else "(k, n)"
-        raise error("ldmatrix-operand", f"ldmatrix cannot read {matrix} of {DType(dtype)} kept {kept}",
-                    expected=f"{matrix} kept {'(m, k)' if matrix == 'A' else '(n, k)'}", found=str(kept),
+        raise error("ldmatrix-operand", f"ldmatrix cannot read {matrix} of {DType(dtype)} kept ‹{kept}›",
+                    expected=f"{matrix} kept {'(m, k)' if matrix == 'A' else '(n, k)'}",
                     hint=f"keep it {'(m, k)' if matrix == 'A' else '(n, k), with transposed=True'}")
     run = 128 // bits
     rows, columns = row_idx % 16, row_idx // 16 * run
@@ -170,9 +170,8 @@ class TensorCoreIntrinEmitter:
                         hint="unpack them into a shared tile first")
         row = self._instruction()
         if row is None:
-            raise error("gemm-types", f"no tensor-core instruction multiplies {a_dtype} by {b_dtype} into {accum_dtype}",
-                        expected="operands that a tensor-core instruction multiplies",
-                        found=f"{a_dtype} by {b_dtype} into {accum_dtype}")
+            raise error("gemm-types", f"no tensor-core instruction multiplies ‹{a_dtype} by {b_dtype} into {accum_dtype}›",
+                        expected="operands that a tensor-core instruction multiplies")
         self.row = row
         if warp_row_tiles % 16 or warp_col_tiles % 16 or chunk % (self.micro_size_k * self.k_pack):
             raise error("gemm-shape", f"a warp's tile of {warp_row_tiles} x {warp_col_tiles} with K in chunks of {chunk} is "
@@ -326,7 +325,7 @@ class TensorCoreIntrinEmitter:
     def make_mma_load_layout(self, local_buf: Any, matrix: str = "A") -> Fragment:
         """Fragment of an operand tile (rows of all warps by micro_size_k columns), in the order of the loads."""
         if matrix not in ("A", "B"):
-            raise error("value", f"matrix is 'A' or 'B', found {matrix!r}", expected="'A' or 'B'")
+            raise error("value", f"matrix is «'A' or 'B'», found {matrix!r}")
         rows = (self.block_row_warps * self.warp_rows if matrix == "A" else self.block_col_warps * self.warp_cols) * 16
         per_warp, size = (self.warp_rows, self.local_size_a) if matrix == "A" else (self.warp_cols, self.local_size_b)
         size, step = size * self.k_pack, self.micro_size_k * self.k_pack
@@ -401,7 +400,7 @@ class INT4TensorCoreIntrinEmitter(TensorCoreIntrinEmitter):
 def _pointer(x: Any, what: str) -> AddressOf:
     if isinstance(x, AddressOf):
         return x
-    raise error("extern-argument", f"{what} is a pointer, found {describe(x)}", expected="a pointer",
+    raise error("extern-argument", f"{what} is «a pointer», found {describe(x)}",
                 hint="write A.access_ptr('r') or T.access_ptr(A[i, j])")
 
 
@@ -414,7 +413,7 @@ def ptx_ldmatrix(trans: bool, num: int, src_access_ptr: Any, dst_access_ptr: Any
     Executed by all lanes of the warp.  Raises lane-arguments, extern-argument.
     """
     if num not in (1, 2, 4):
-        raise error("lane-arguments", f"ldmatrix loads 1, 2 or 4 matrices, found {num!r}", expected="1, 2 or 4 matrices")
+        raise error("lane-arguments", f"ldmatrix loads «1, 2 or 4 matrices», found {num!r}")
     return emit_call("ldmatrix", (_pointer(dst_access_ptr, "the destination"), _pointer(src_access_ptr, "the source")), "void",
                      num=int(num), trans=flag(trans, "trans"))
 
@@ -441,8 +440,8 @@ def ptx_mma(dtype: Any, shape: str, A_layout: str, B_layout: str, A_dtype: Any, 
     row = next((r for r in MMA_ROWS.values() if "m{}n{}k{}".format(*r.shape) == shape and (r.a_dtype, r.b_dtype) == types
                 and r.c_dtype == dtype_of(C_dtype, "T.ptx_mma")), None)
     if row is None:
-        raise error("gemm-types", f"no mma instruction {shape} of {A_dtype}, {B_dtype} into {C_dtype}",
-                    expected="an mma instruction", found=f"{shape} of {A_dtype}, {B_dtype} into {C_dtype}")
+        raise error("gemm-types", f"no mma instruction ‹{shape} of {A_dtype}, {B_dtype} into {C_dtype}›",
+                    expected="an mma instruction")
     places = [(x if isinstance(x, Buffer) else buffer_at(x), i) for x, i in ((c, c_index), (a, a_index), (b, b_index))]
     return emit_call("mma", tuple(AddressOf(buf, (convert(i),)) for buf, i in places), "void", row=row.name)
 
@@ -461,9 +460,8 @@ def ptx_cp_async(dst_ptr: Any, src_ptr: Any, num_elems: int, predicate: Any = No
     dst, src = _pointer(dst_ptr, "the destination"), _pointer(src_ptr, "the source")
     nbytes = int(num_elems) * dst.buffer.dtype.bytes
     if nbytes not in (4, 8, 16) or not dst.buffer.scope_name.startswith("shared") or src.buffer.scope_name != GLOBAL:
-        raise error("lane-arguments", f"cp.async moves 4, 8 or 16 bytes from global to shared memory, found {nbytes} bytes "
+        raise error("lane-arguments", f"cp.async moves «4, 8 or 16 bytes from global to shared memory», found {nbytes} bytes "
                     f"from {src.buffer.scope_name} to {dst.buffer.scope_name}",
-                    expected="4, 8 or 16 bytes from global to shared memory",
                     found=f"{nbytes} from {src.buffer.scope_name} to {dst.buffer.scope_name}")
     args = (dst, src) if predicate is None else (dst, src, cast(convert(predicate), "bool"))
     return emit_call("cp_async", args, "void", bytes=nbytes)

@@ -67,14 +67,13 @@ def _named(name: str, number: Any, count: Any) -> tuple[Expr, Expr]:
     i, n = convert(number), convert(count)
     for e, what in ((i, "number"), (n, "count of threads")):
         if not e.dtype.is_int or e.dtype.lanes != 1:
-            raise error("named-barrier", f"T.{name}: the {what} of a named barrier is an integer, found {describe(e)}",
-                        expected="an integer")
+            raise error("named-barrier", f"T.{name}: the {what} of a named barrier is «an integer», found {describe(e)}")
     if isinstance(i, Const) and not 0 <= i.value <= 15:
         raise error("named-barrier", f"T.{name}: named barriers have the numbers 0 to 15, found {i.value}",
                     expected="a number from 0 to 15")
     if isinstance(n, Const) and not (0 < n.value <= 1024 and n.value % 32 == 0):
-        raise error("named-barrier", f"T.{name}: whole warps meet at a named barrier, found a count of {n.value} threads",
-                    expected="a multiple of 32 threads up to 1024", found=str(n.value))
+        raise error("named-barrier", f"T.{name}: whole warps meet at a named barrier, found a count of ‹{n.value}› threads",
+                    expected="a multiple of 32 threads up to 1024")
     return i, n
 
 
@@ -237,8 +236,8 @@ def get_warp_group_idx(ws: Any = None, warps_per_group: Any = None) -> Expr:
 def shuffle_elect(thread_extent: Any = 0) -> Expr:
     """True in one thread of each group of thread_extent threads (0: of the block): the group's first."""
     if isinstance(thread_extent, bool) or not isinstance(thread_extent, int) or thread_extent < 0:
-        raise error("lane-argument-type", f"thread_extent must be an integer from 0, found {thread_extent!r}",
-                    expected="an integer from 0", hint="0 means all threads of the block")
+        raise error("lane-argument-type", f"thread_extent must be «an integer from 0», found {thread_extent!r}",
+                    hint="0 means all threads of the block")
     t = thread_index()
     return binary("eq", t % thread_extent if thread_extent else t, convert(0))
 
@@ -253,8 +252,7 @@ ptx_commit_group = event("ptx_commit_group", "Close the group of this thread's a
 def ptx_wait_group(n: int) -> Emitted:
     """Wait until at most n groups of this thread's asynchronous copies are pending (sm_80+)."""
     if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 1 << 31:
-        raise error("lane-arguments", f"T.ptx_wait_group takes a non-negative integer, got {n!r}",
-                    expected="an integer from 0", found=repr(n))
+        raise error("lane-arguments", f"T.ptx_wait_group takes a non-negative integer, got {n!r}", expected="an integer from 0")
     return emit_call("cp_async_wait", n=n)
 
 
@@ -367,7 +365,7 @@ def ldg(A: Any, idx: Any = None) -> Expr:
                         expected="an index with the buffer", found="none")
         A = A[idx]
     if not isinstance(A, Load):
-        raise error("extern-argument", f"T.__ldg needs an element, found {describe(A)}", expected="an element")
+        raise error("extern-argument", f"T.__ldg needs «an element», found {describe(A)}")
     return call("ldg", (AddressOf(A.buffer, A.indices),), A.dtype)
 
 

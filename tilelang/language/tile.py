@@ -42,8 +42,8 @@ def emit_op(b: Builder, op: Any) -> Emitted:
 def check_policy(policy: Any) -> None:
     """Raises eviction-policy for a name that is none, and for anything that is no name."""
     if policy is not None and (not isinstance(policy, str) or policy not in EVICTION_POLICIES):
-        raise error("eviction-policy", f"unknown eviction policy {policy!r}, expected one of {', '.join(EVICTION_POLICIES)}",
-                    expected=f"one of {', '.join(EVICTION_POLICIES)}", found=repr(policy))
+        raise error("eviction-policy", f"unknown eviction policy ‹{policy!r}›, expected «one of "
+                    f"{', '.join(EVICTION_POLICIES)}»")
 
 
 def accumulator_clearing(clear_accum: Any) -> Expr:
@@ -85,8 +85,7 @@ def copy(src: Any, dst: Any, *, coalesced_width: int | None = None, disable_tma:
     check_policy(notes.get("eviction_policy", eviction_policy))
     prefer = notes.get("prefer_instruction", prefer_instruction)
     if prefer not in (None, "tma", "cp_async", "sync"):
-        raise error("copy-option", f"prefer_instruction must be 'tma', 'cp_async' or 'sync', got {prefer!r}",
-                    expected="'tma', 'cp_async' or 'sync'", found=repr(prefer))
+        raise error("copy-option", f"prefer_instruction must be «'tma', 'cp_async' or 'sync'», got {prefer!r}")
     no_tma = flag(notes.pop("disable_tma", disable_tma), "disable_tma")
     plan, attrs = options_from(CopyPlan, notes, coalesced_width=coalesced_width, disable_tma=True if no_tma else None,
                                eviction_policy=eviction_policy, prefer_instruction=prefer_instruction,
@@ -119,8 +118,8 @@ def async_copy(src: Any, dst: Any, *, coalesced_width: int | None = None, annota
     b = need_builder("T.async_copy")
     s, d = pair(src, dst, "async_copy")
     if s.buffer.scope_name != GLOBAL or not d.buffer.scope_name.startswith("shared"):
-        raise error("copy-option", f"T.async_copy moves global to shared memory, found {s.buffer.scope_name} to "
-                    f"{d.buffer.scope_name}", expected="global to shared memory", hint="use T.copy")
+        raise error("copy-option", f"T.async_copy moves «global to shared memory», found {s.buffer.scope_name} to "
+                    f"{d.buffer.scope_name}", hint="use T.copy")
     if s.dtype != d.dtype:
         raise error("copy-option", f"T.async_copy moves bytes as they are, found {s.dtype} to {d.dtype}",
                     expected="one type on both sides", hint="load with T.async_copy in the tensor's type and convert in a "
@@ -157,8 +156,8 @@ def clear(buffer: Any, annotations: dict[str, Any] | None = None) -> Emitted:
     buffer: a buffer, region or element of any shape, dtype and scope.
     """
     if isinstance(annotations, (int, float)):
-        raise error("option-type", f"T.clear takes a buffer only, found the value {annotations!r}",
-                    f"write T.fill(buffer, {annotations!r})", expected="a buffer", found=repr(annotations))
+        raise error("option-type", f"T.clear takes «a buffer» only, found the value ‹{annotations!r}›",
+                    f"write T.fill(buffer, {annotations!r})")
     return fill(buffer, 0, annotations)
 
 
@@ -188,7 +187,7 @@ def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = 
     b = need_builder("T.gemm")
     if isinstance(wg_wait, bool) or not isinstance(wg_wait, int) or wg_wait < -1:
         raise error("copy-option", f"wg_wait is -1 or a number of groups, got {wg_wait!r}",
-                    expected="an integer of at least -1", found=repr(wg_wait))
+                    expected="an integer of at least -1")
     if wg_wait:
         errors.warn("gemm-waits", f"wg_wait={wg_wait} has no effect: T.gemm is synchronous",
                     "leave it out, or write T.wgmma_gemm and T.wait_wgmma", span=b.here())
@@ -197,7 +196,7 @@ def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = 
                     expected="no mbar", found=describe(mbar))
     clearing = accumulator_clearing(clear_accum)
     if isinstance(k_pack, bool) or not isinstance(k_pack, int) or k_pack not in (1, 2):
-        raise error("copy-option", f"k_pack is 1 or 2, got {k_pack!r}", expected="1 or 2", found=repr(k_pack))
+        raise error("copy-option", f"k_pack is «1 or 2», got {k_pack!r}")
     a, b_, c = (whole_region(x, f"operand {n} of T.gemm") for x, n in ((A, "A"), (B, "B"), (C, "C")))
     for r in (a, b_, c):
         check_inside(r)
@@ -240,17 +239,17 @@ def dimension(dim: Any, r: Region, kind: str) -> int:
     """A dimension of a tile, counted from 0.  Raises reduce-dim or scan-dim (kind)."""
     rank = len(r.extents)
     if isinstance(dim, bool) or not isinstance(dim, int):
-        raise error(kind, f"dim must be an integer, got {dim!r}", expected="an integer", found=repr(dim))
+        raise error(kind, f"dim must be «an integer», got {dim!r}")
     if not -rank <= dim < rank:
-        raise error(kind, f"dim {dim} is out of range for `{r.buffer.name}` with {rank} dimensions",
-                    expected=f"{-rank} to {rank - 1}", found=str(dim))
+        raise error(kind, f"dim ‹{dim}› is out of range for `{r.buffer.name}` with {rank} dimensions",
+                    expected=f"{-rank} to {rank - 1}")
     return dim % rank
 
 
 def check_batch(batch: Any) -> None:
     """Check the number of outputs per exchange, which never changes results.  Raises reduce-batch for no positive integer."""
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise error("reduce-batch", f"batch must be a positive integer, got {batch!r}", found=repr(batch))
+        raise error("reduce-batch", f"batch must be a positive integer, got {batch!r}")
 
 
 def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool = True, batch: int = 1,
@@ -267,8 +266,7 @@ def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool =
     """
     b = need_builder("T.reduce")
     if not isinstance(reduce_type, str) or reduce_type not in KINDS:
-        raise error("reduce-kind", f"unknown kind of reduction {reduce_type!r}, expected one of {', '.join(KINDS)}",
-                    expected=f"one of {', '.join(KINDS)}", found=repr(reduce_type))
+        raise error("reduce-kind", f"unknown kind of reduction ‹{reduce_type!r}›, expected «one of {', '.join(KINDS)}»")
     check_batch(batch)
     cleared = flag(clear, "clear")
     src, _ = tile_of(b, buffer, "the source of a reduction")

@@ -49,7 +49,7 @@ _TABLE: dict[str, str] = {
 
 def _unavailable(name: str, reason: str, module: str = "T") -> Callable[..., Any]:
     def unavailable(*args: Any, **kw: Any) -> Any:
-        raise error("not-available", f"{module}.{name}{':' if reason[0].isupper() else ''} {reason}", found=f"{module}.{name}")
+        raise error("not-available", f"‹{module}.{name}›{':' if reason[0].isupper() else ''} {reason}")
 
     return named(unavailable, name, f"Not available: {reason}.")
 

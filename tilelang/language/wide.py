@@ -33,9 +33,8 @@ def _first(name: str, x: Any) -> tuple[Buffer, tuple[Expr, ...]]:
     else:
         raise error("wide-operand", f"T.{name} takes a buffer, a slice or an element, found {describe(x)}")
     if buffer.scope_name not in _SCOPES[name[:3]]:
-        raise error("wide-operand", f"T.{name} accesses {'global' if name[2] == 'g' else 'shared'} memory, "
-                    f"`{buffer.name}` is in scope {buffer.scope_name}",
-                    expected=f"{'global' if name[2] == 'g' else 'shared'} memory", found=str(buffer.scope_name))
+        raise error("wide-operand", f"T.{name} accesses «{'global' if name[2] == 'g' else 'shared'} memory», `{buffer.name}` "
+                    f"is in scope ‹{buffer.scope_name}›")
     return buffer, where
 
 
@@ -44,7 +43,7 @@ def _lanes(name: str, buffer: Buffer, bits: int) -> int:
     width = buffer.dtype.bits * buffer.dtype.lanes
     if buffer.dtype.lanes != 1 or width < 8 or bits % width:
         raise error("bit-size", f"T.{name} moves {bits} bits, which hold no whole number of elements of `{buffer.name}` "
-                    f"({buffer.dtype})", expected=f"elements that fill {bits} bits", found=str(buffer.dtype))
+                    f"(‹{buffer.dtype}›)", expected=f"elements that fill {bits} bits")
     if len(buffer.strides) == 0 or not is_const(convert(buffer.strides[-1]), 1):
         raise error("wide-operand", f"T.{name}: the elements of `{buffer.name}` do not lie side by side along its last "
                     "dimension",
@@ -91,8 +90,7 @@ def _storer(prefix: str, bits: int) -> Callable[..., Emitted]:
         v = value.vector() if isinstance(value, BufferSlice) else convert(value)
         if v.dtype.bits * v.dtype.lanes != bits:
             if v.dtype.lanes != 1 or bits != 32 or not v.dtype.is_int:
-                raise error("bit-size", f"T.{name} stores {bits} bits ({_words(bits)}), the value is {v.dtype}",
-                            expected=f"{bits} bits", found=str(v.dtype))
+                raise error("bit-size", f"T.{name} stores «{bits} bits» ({_words(bits)}), the value is ‹{v.dtype}›")
             v = cast(v, "uint32")
         stored = reinterpret(v, buffer.dtype.with_lanes(lanes))
         if pred is None:

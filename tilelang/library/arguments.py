@@ -38,7 +38,7 @@ def explained(name: str, signature: inspect.Signature, given: dict[str, Any], fa
         wanted = [t for t in types if t is not None]
         if not any(fits(given[p.name]) for _, fits in wanted):
             found = type(given[p.name]).__name__
-            return error("library-argument", f"{p.name} of {name} is of type {found}", found=found,
+            return error("library-argument", f"{p.name} of {name} is of type ‹{found}›",
                          expected=" or ".join(text for text, _ in wanted),
                          hint="make a tensor of it: numpy.asarray(x, numpy.float32)" if found in ("list", "tuple") else "")
     if (isinstance(failed, _OF_SHAPES) and _within_the_library(failed)) or hasattr(failed, "facts"):

@@ -729,8 +729,8 @@ def interleave(gate: Any, up: Any, blocks: int = INTERLEAVED) -> Any:
     """
     own = gate.shape[-2] // blocks
     if gate.shape[-2] % (8 * blocks):
-        raise error("decode-shape", f"{gate.shape[-2]} rows of gate do not divide among {blocks} blocks",
-                    expected="a multiple of 8 rows for each block", found=f"{gate.shape[-2]} rows")
+        raise error("decode-shape", f"‹{gate.shape[-2]} rows› of gate do not divide among {blocks} blocks",
+                    expected="a multiple of 8 rows for each block")
     parts = [x[..., b * own + k:b * own + min(k + 16, own), :] for b in range(blocks) for k in range(0, own, 16)
              for x in (gate, up)]
     return np.concatenate(parts, -2) if is_numpy(gate) else sys.modules["torch"].cat(parts, -2)
@@ -757,7 +757,7 @@ def llama_decode(x: Any, norms: Any, qkv: Any, o: Any, gate_up: Any, down: Any, 
     """
     at = Place.of(x, target, execution_backend)
     if not at.target.has_wgmma or type_name(x) != HALF:
-        raise error("decode-target", f"llama_decode of {type_name(x)} on {at.target}", found=f"{type_name(x)} on {at.target}")
+        raise error("decode-target", f"llama_decode of ‹{type_name(x)} on {at.target}›")
     return decode(at, blocks, zeros, (x, norms, qkv, o, gate_up, down, keys, values, lengths, cos, sin))
 
 

@@ -94,8 +94,8 @@ class Program:
         try:
             found = self.signature.bind(*args, **kwargs)
         except TypeError as e:
-            raise error("program-call", f"`{self.__name__}`: {e}", expected=f"{self.__name__}{bare(self.signature)}",
-                        found=str(e)) from None
+            raise error("program-call", f"`{self.__name__}`: ‹{e}›",
+                        expected=f"{self.__name__}{bare(self.signature)}") from None
         found.apply_defaults()
         return found.arguments
 
@@ -212,7 +212,7 @@ class Program:
         arrays = {p.name: _like_array(given.pop(p.name)) for p in self.parameters if p.name in given}
         graph = self.graph(**arrays)
         for name in sorted(given.keys() - set(graph.dims)):
-            raise error("program-call", f"`{self.__name__}` has no size or parameter `{name}`", found=name,
+            raise error("program-call", f"`{self.__name__}` has no size or parameter `‹{name}›`",
                         expected=", ".join([*graph.dims, *(p.name for p in self.parameters)]))
         chosen = target_of([], self.options.target if target is None else target)
         known = None if given else self._runners.get((graph.digest(), str(chosen)))  # tuned, where calls are
@@ -228,7 +228,7 @@ def _like_array(x: Any) -> Any:
 def decorated(fn: Any, options: ProgramOptions) -> Program:
     """The program of a function.  Raises program-function."""
     if not inspect.isfunction(fn):
-        raise error("program-function", f"@tilelang.program is put on a {type(fn).__name__}", found=f"a {type(fn).__name__}")
+        raise error("program-function", f"@tilelang.program is put on ‹a {type(fn).__name__}›")
     return Program(fn, options, names_around(fn))
 
 

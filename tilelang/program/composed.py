@@ -67,7 +67,7 @@ def _scaled(x: Tensor, weight: Any, bias: Any) -> Tensor:
 def group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
     """The layer norm of each of the groups of channels, axis 1, together with all axes after it."""
     if x.ndim < 2 or x.shape[1] % groups != 0:
-        raise error("program-shape", f"T.group_norm of {text_of(x.shape)} in {groups} groups", found=text_of(x.shape),
+        raise error("program-shape", f"T.group_norm of ‹{text_of(x.shape)}› in {groups} groups",
                     expected="(batch, channels, ...) with channels that the groups divide")
     grouped = x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
     y = layer_norm(grouped, axis=tuple(range(2, x.ndim + 1)), eps=eps).reshape(x.shape)
@@ -192,8 +192,8 @@ def quantised(weights: Any, scales: Any, format: str = "int4", zeros: Any = None
     groups = tuple(1 if n == t else n // t if isinstance(n, int) and isinstance(t, int) and t and n % t == 0 else 0
                    for n, t in zip(shape, s.shape))
     if any(t * g != n for t, g, n in zip(s.shape, groups, shape)):
-        raise error("program-quantised", f"scales {text_of(s.shape)} do not cut weights {text_of(shape)} into groups",
-                    expected="an extent that divides the weights' along each axis", found=text_of(s.shape))
+        raise error("program-quantised", f"scales ‹{text_of(s.shape)}› do not cut weights {text_of(shape)} into groups",
+                    expected="an extent that divides the weights' along each axis")
     w = cast(q, "int32")
     if count > 1:
         w = w.unsqueeze(-1) >> iota(count) * bits & (1 << bits) - 1

@@ -46,8 +46,7 @@ def _check_step(step: Any, given: tuple[Any, ...]) -> None:
     except (TypeError, ValueError):  # not callable, or a function of C
         if callable(step):
             return
-        raise error("program-loop", f"the step of T.loop is {described(step)}", expected="a function",
-                    found=described(step)) from None
+        raise error("program-loop", f"the step of T.loop is ‹{described(step)}›", expected="a function") from None
     try:
         found.bind(*given)
     except TypeError as e:
@@ -82,8 +81,7 @@ def loop(step: Step, init: Any, xs: Any = None, length: Any = None, axis: int = 
         _check_step(step, pair)
         out = step(*pair)
         if not isinstance(out, tuple) or len(out) != 2:
-            raise error("program-loop", f"the step of T.loop returns {described(out)}", expected="(new state, result)",
-                        found=described(out))
+            raise error("program-loop", f"the step of T.loop returns ‹{described(out)}›", expected="(new state, result)")
         new, results = _listed(out[0]), _listed(out[1])
         old_types, new_types = ([f"{t.dtype}{text_of(t.shape)}" for t in ts] for ts in (states, new))
         if old_types != new_types:
@@ -121,13 +119,12 @@ def tile(kernel: Any, *xs: Any) -> Any:
     kernel: a @T.prim_func whose first parameters have the shapes and types of the tensors; the others are written.
     """
     if not isinstance(kernel, PrimFunc):
-        raise error("program-tile", f"T.tile is given {described(kernel)}", expected="a @T.prim_func", found=described(kernel))
+        raise error("program-tile", f"T.tile is given ‹{described(kernel)}›", expected="a @T.prim_func")
     tensors = [tensor(x) for x in xs]
     buffers = [b for _, b in kernel.func.buffers]
     if len(buffers) != len(kernel.func.params) or len(buffers) <= len(tensors):
-        raise error("program-tile", f"`{kernel.func.name}` has {len(kernel.func.params)} parameters, "
-                    f"{len(tensors)} tensors are given",
-                    expected="tensors as parameters, and at least one more than are given", found=f"{len(tensors)} tensors")
+        raise error("program-tile", f"`{kernel.func.name}` has {len(kernel.func.params)} parameters, ‹{len(tensors)} tensors› "
+                    "are given", expected="tensors as parameters, and at least one more than are given")
     sizes: dict[Var, Size] = {}
     for x, b in zip(tensors, buffers):
         wanted = [sizes.setdefault(d, s) if isinstance(d, Var) else d for d, s in zip(b.shape, x.shape)]

@@ -69,7 +69,7 @@ class Cut:
 def not_compiled(group: tuple[Tensor, ...], why: str) -> TileLangError:
     """The error of tensors that no kernel can compute, at the user's line."""
     span = next((t.span for t in group if t.span is not None), None)
-    return error("program-lowering", f"a tensor of the program is not compiled yet: {why}", span=span, found=why)
+    return error("program-lowering", f"a tensor of the program is not compiled yet: ‹{why}›", span=span)
 
 
 def cut(program: Program, target: Target, sizes: Mapping[str, int], choices: Sequence[Choice] = ()) -> Cut:

@@ -247,9 +247,8 @@ def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, 
     at = axis_of(x, axis)
     extent = x.shape[at]
     if isinstance(k, bool) or not isinstance(k, int) or k < 1 or isinstance(extent, int) and k > extent:
-        raise error("program-data-shape" if isinstance(k, Tensor) else "program-axis",
-                    f"T.topk takes {described(k)} of {extent} elements", found=described(k),
-                    expected=f"a number from 1 to {extent}", hint="give k as a Python number")
+        raise error("program-data-shape" if isinstance(k, Tensor) else "program-axis", f"T.topk takes ‹{described(k)}› of "
+                    f"{extent} elements", expected=f"a number from 1 to {extent}", hint="give k as a Python number")
     shape = (*x.shape[:at], k, *x.shape[at + 1:])
     order = make("order", x, shape=shape, dt=I32, axis=at, k=k, largest=bool(largest))
     return take_along(x, order, at), order
@@ -262,12 +261,12 @@ def sizes_given(given: Any, least: int = 0) -> tuple[Any, ...]:
     shape = tuple(map(sized, given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given))
     for s in shape:
         if isinstance(s, int) and s < least:
-            raise error("program-reshape", f"{what()} is given the size {s}", expected=f"sizes of {max(least, 0)} and more",
-                        found=str(s), hint="sizes follow from shapes: x.shape[0]")
+            raise error("program-reshape", f"{what()} is given the size ‹{s}›", expected=f"sizes of {max(least, 0)} and more",
+                        hint="sizes follow from shapes: x.shape[0]")
         if isinstance(s, bool) or not isinstance(s, (int, Dim)):
-            raise error("program-data-shape" if isinstance(s, Tensor) else "program-reshape",
-                        f"{what()} is given {described(s)} as a size", expected="integers, or sizes of tensors",
-                        found=described(s), hint="sizes follow from shapes: x.shape[0]")
+            raise error("program-data-shape" if isinstance(s, Tensor) else "program-reshape", f"{what()} is given "
+                        f"‹{described(s)}› as a size", expected="integers, or sizes of tensors",
+                        hint="sizes follow from shapes: x.shape[0]")
         guard(s, "a size") if isinstance(s, Dim) else None
     return shape
 
@@ -330,7 +329,7 @@ def flatten(x: Any, start: int = 0, end: int = -1) -> Tensor:
     """The axes from start to end as one."""
     a, b = axis_of(x, start), axis_of(x, end)
     if b < a:
-        raise error("program-axis", f"T.flatten from axis {a} to axis {b}", expected=f"an end from axis {a} on", found=str(b))
+        raise error("program-axis", f"T.flatten from axis {a} to axis ‹{b}›", expected=f"an end from axis {a} on")
     return reshape(x, (*x.shape[:a], count_elements(x.shape[a:b + 1]), *x.shape[b + 1:]))
 
 
@@ -339,8 +338,8 @@ def broadcast_to(x: Any, *shape: Any) -> Tensor:
     """The tensor repeated to a shape, by NumPy's rule."""
     want = sizes_given(shape)
     if broadcast_shapes(x.shape, want) != want:
-        raise error("program-shape", f"{text_of(x.shape)} does not broadcast to {text_of(want)}",
-                    expected=f"a shape that {text_of(x.shape)} broadcasts to", found=text_of(want))
+        raise error("program-shape", f"{text_of(x.shape)} does not broadcast to ‹{text_of(want)}›",
+                    expected=f"a shape that {text_of(x.shape)} broadcasts to")
     return x if want == x.shape else make("broadcast", x, shape=want)
 
 
@@ -348,7 +347,7 @@ def _joined(xs: Any) -> list[Tensor]:
     """The tensors of a list, in their common type."""
     if isinstance(xs, Tensor) or not isinstance(xs, (tuple, list)) or not xs:
         raise error("program-operand", f"{what()} joins a list of tensors, found {described(xs)}",
-                    expected="a list or tuple of tensors", found=described(xs), hint=f"write {what()}([a, b])")
+                    expected="a list or tuple of tensors", hint=f"write {what()}([a, b])")
     return matched(*xs)
 
 
@@ -360,8 +359,8 @@ def concat(xs: Any, axis: int = 0) -> Tensor:
     total = first.shape[at]
     for x in others:
         if x.ndim != first.ndim or without(x, (at,), False) != without(first, (at,), False):
-            raise error("program-shape", f"{text_of(first.shape)} and {text_of(x.shape)} cannot be joined along axis {at}",
-                        expected="equal extents along the other axes", found=text_of(x.shape))
+            raise error("program-shape", f"{text_of(first.shape)} and ‹{text_of(x.shape)}› cannot be joined along axis {at}",
+                        expected="equal extents along the other axes")
         total = total + x.shape[at]
     return make("concat", *tensors, shape=(*first.shape[:at], total, *first.shape[at + 1:]), axis=at)
 
@@ -383,8 +382,7 @@ def split(x: Any, pieces: int, axis: int = -1) -> tuple[Tensor, ...]:
     at = axis_of(x, axis)
     size = x.shape[at]
     if not isinstance(pieces, int) or pieces < 1 or size % pieces != 0:
-        raise error("program-shape", f"an axis of extent {size} is cut into {pieces} pieces", found=f"{pieces} pieces",
-                    expected=f"a divisor of {size}")
+        raise error("program-shape", f"an axis of extent {size} is cut into ‹{pieces} pieces›", expected=f"a divisor of {size}")
     piece = size // pieces
     return tuple(at_axis(x, at, slice(k * piece, (k + 1) * piece)) for k in range(pieces))
 
@@ -395,12 +393,12 @@ def pad(x: Any, widths: Any, value: Any = 0) -> Tensor:
     pairs = [tuple(w) for w in ((widths,) if isinstance(widths[0], int) else widths)]
     pairs = [(0, 0)] * (x.ndim - len(pairs)) + pairs
     if len(pairs) != x.ndim or any(len(p) != 2 or not all(isinstance(w, int) and w >= 0 for w in p) for p in pairs):
-        raise error("program-shape", f"T.pad of {text_of(x.shape)} by {widths!r}", expected="a pair of numbers for each axis",
-                    found=repr(widths), hint="write T.pad(x, [(before, after), ...])")
+        raise error("program-shape", f"T.pad of {text_of(x.shape)} by ‹{widths!r}›", expected="a pair of numbers for each axis",
+                    hint="write T.pad(x, [(before, after), ...])")
     filler = converted(weak(operand(value), x.dtype), x.dtype).node
     if filler.op != "constant":
-        raise error("program-operand", f"T.pad of {x.dtype} is given {described(value)}", found=described(value),
-                    expected=f"a number of {x.dtype}", hint="convert the tensor first, or join tensors by T.concat")
+        raise error("program-operand", f"T.pad of {x.dtype} is given ‹{described(value)}›", expected=f"a number of {x.dtype}",
+                    hint="convert the tensor first, or join tensors by T.concat")
     shape = [before + s + after for s, (before, after) in zip(x.shape, pairs)]
     return make("pad", x, shape=shape, before=tuple(p[0] for p in pairs), after=tuple(p[1] for p in pairs),
                 value=filler.attrs["value"])
@@ -434,8 +432,8 @@ def windows(x: Any, sizes: Any, axes: Any, strides: Any = 1, dilations: Any = 1)
     for axis, size, stride, dilation in zip(at, sizes, strides, dilations):
         extent, span = x.shape[axis], (size - 1) * dilation + 1
         if isinstance(extent, int) and extent < span:
-            raise error("program-windows", f"windows of {span} elements do not fit {extent} along axis {axis}",
-                        expected=f"at most {extent} elements", found=str(span))
+            raise error("program-windows", f"windows of ‹{span}› elements do not fit {extent} along axis {axis}",
+                        expected=f"at most {extent} elements")
         count = guard((extent - span) // stride + 1, "a window")
         places = unsqueeze(iota(count) * stride, 1) + iota(size) * dilation
         x = moved(gather(x, places, axis), axis + 1, x.ndim)
@@ -480,7 +478,7 @@ def zeros_like(x: Any) -> Tensor:
 def _indices(index: Any) -> Tensor:
     i = tensor(index)
     if not i.dtype.is_int:
-        raise error("program-gather", f"{what()} takes integers as indices, found {i.dtype}", expected="integers")
+        raise error("program-gather", f"{what()} takes «integers» as indices, found {i.dtype}")
     return i
 
 
@@ -496,8 +494,8 @@ def take_along(x: Any, index: Any, axis: int = -1) -> Tensor:
     """Elements of x at integer indices along an axis; the index has the shape of x, but for that axis."""
     i, at = _indices(index), axis_of(x, axis)
     if x.ndim != i.ndim or without(x, (at,), False) != without(i, (at,), False):
-        raise error("program-gather", f"T.take_along: indices {text_of(i.shape)} do not fit {text_of(x.shape)}",
-                    expected=f"the shape of the tensor, but for axis {at}", found=text_of(i.shape))
+        raise error("program-gather", f"T.take_along: indices ‹{text_of(i.shape)}› do not fit {text_of(x.shape)}",
+                    expected=f"the shape of the tensor, but for axis {at}")
     return make("take_along", x, i, shape=i.shape, axis=at)
 
 

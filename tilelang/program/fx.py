@@ -272,7 +272,7 @@ def graph_of(module: Any) -> Graph:
             if n.op == "call_function":
                 fn = operator_of(n)
                 if fn is None:
-                    raise error("program-fx", f"the operator {n.target} is not known", found=str(n.target))
+                    raise error("program-fx", f"the operator ‹{n.target}› is not known")
                 args, kwargs = torch.fx.node.map_arg((n.args, n.kwargs), made.__getitem__)
                 made[n] = _as_meta(fn(*args, **{k: v for k, v in kwargs.items() if v is not None}), n.meta.get("val"))
             elif n.op == "output":
@@ -288,7 +288,7 @@ def _as_meta(x: Any, value: Any) -> Any:
     if isinstance(x, tuple):
         return tuple(_as_meta(y, v) for y, v in zip(x, value))
     if tuple(x.shape) != tuple(value.shape):
-        raise error("program-fx", f"an operator gives {x.said()}", expected=str(tuple(value.shape)), found=x.said())
+        raise error("program-fx", f"an operator gives ‹{x.said()}›", expected=str(tuple(value.shape)))
     return f.cast(x, str(value.dtype).removeprefix("torch."))
 
 
@@ -359,7 +359,7 @@ def from_fx(module: Any, example_inputs: Sequence[Any] | None = None, *, target:
     import torch
 
     if not isinstance(module, torch.fx.GraphModule):
-        raise error("program-fx", f"tilelang.from_fx is given a {type(module).__name__}", found=f"a {type(module).__name__}")
+        raise error("program-fx", f"tilelang.from_fx is given ‹a {type(module).__name__}›")
     if example_inputs is None:
         return FxProgram(module, target)
     from torch._dynamo.backends.common import aot_autograd

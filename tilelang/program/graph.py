@@ -128,8 +128,7 @@ class Dim:
         return tuple(sorted(set(compile(str(self), "<size>", "eval").co_names)))
 
     def _unknown(self, what: str) -> TileLangError:
-        return error("program-size", f"{what} needs a number, found the size {self}, which is known at the call",
-                     found=f"the size {self}")
+        return error("program-size", f"{what} needs a number, found ‹the size {self}›, which is known at the call")
 
     def __index__(self) -> int:
         raise self._unknown("this")
@@ -177,7 +176,7 @@ def size_of(d: Any, names: Mapping[Var, Size]) -> Size:
         return names[d] if d in names else Dim.named(d.name)
     if isinstance(d, Binary) and d.op in _OPERATIONS:
         return _OPERATIONS[d.op](size_of(d.a, names), size_of(d.b, names))  # type: ignore[no-any-return]
-    raise error("program-sizes", f"the size {d} of a parameter is no sum, multiple or quotient of symbols", found=str(d),
+    raise error("program-sizes", f"the size ‹{d}› of a parameter is no sum, multiple or quotient of symbols",
                 expected="+, -, * and // of T.dynamic symbols and numbers")
 
 

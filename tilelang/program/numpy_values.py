@@ -120,8 +120,8 @@ def _slice(n: Node, x: Array, starts: Sequence[int], steps: Sequence[int]) -> Ar
 def _in_range(n: Node, index: Array, extent: int) -> Array:
     if index.size and (index.min() < 0 or index.max() >= extent):
         bad = index.min() if index.min() < 0 else index.max()
-        raise error("program-index-range", f"the index {bad} is outside an axis of extent {extent}", span=n.span,
-                    expected=f"indices from 0 to {extent - 1}", found=str(bad))
+        raise error("program-index-range", f"the index ‹{bad}› is outside an axis of extent {extent}", span=n.span,
+                    expected=f"indices from 0 to {extent - 1}")
     return index
 
 

@@ -144,7 +144,7 @@ def constant(value: Number, dt: dtype) -> Tensor:
     if dt.is_int and isinstance(value, int):
         low, high = int_range(dt)
         if not low <= value <= high:
-            raise error("program-type", f"the number {value} does not fit {dt}", expected=f"{low} to {high}", found=str(value))
+            raise error("program-type", f"the number ‹{value}› does not fit {dt}", expected=f"{low} to {high}")
     if dt.is_float and isinstance(value, (bool, int)):
         value = float(value)
     return make("constant", shape=(), dt=dt, value=value)
@@ -204,7 +204,7 @@ def wide(x: Tensor) -> Tensor:
 def wrong_type(expected: str, *found: dtype) -> errors.TileLangError:
     """The error of operands of a type that an operation does not have."""
     types = " and ".join(map(str, found))
-    return error("program-type", f"{what()} is not defined for {types}", expected=expected, found=types)
+    return error("program-type", f"{what()} is not defined for ‹{types}›", expected=expected)
 
 
 def matched(*xs: Any) -> list[Tensor]:
@@ -245,7 +245,7 @@ def elementwise(op: str, *xs: Any) -> Tensor:
             raise wrong_type("numbers" if op in NO_BOOLS else "bool or integers" if op in BITS else "integers", t)
         by = operands[-1].node.attrs.get("value") if t.is_int and operands[-1].node.op == "constant" else None
         if by is not None and (op in SHIFTS and not 0 <= by < t.bits or op in ("floordiv", "mod") and by == 0):
-            raise error("program-constant", f"{what()} of {t} by the constant {by}", found=str(by),
+            raise error("program-constant", f"{what()} of {t} by the constant ‹{by}›",
                         expected=f"an amount from 0 to {t.bits - 1}" if op in SHIFTS else "another divisor")
         want = F32 if op in FLOATS and not t.is_float else I32 if op in NUMBERS and t.is_bool else t
         shape = broadcast_shapes(*(x.shape for x in operands))
@@ -259,8 +259,8 @@ def axis_of(x: Tensor | int, axis: Any) -> int:
     rank = x if isinstance(x, int) else x.ndim
     if isinstance(axis, bool) or not isinstance(axis, int) or not -rank <= axis < rank:
         shape = f"rank {rank}" if isinstance(x, int) else f"the shape {text_of(x.shape)}"
-        raise error("program-axis", f"{what()}: a tensor of {shape} has no axis {axis!r}",
-                    expected=f"an integer from {-rank} to {rank - 1}" if rank else "a tensor that has axes", found=repr(axis))
+        raise error("program-axis", f"{what()}: a tensor of {shape} has no axis ‹{axis!r}›",
+                    expected=f"an integer from {-rank} to {rank - 1}" if rank else "a tensor that has axes")
     return axis % rank
 
 
@@ -295,7 +295,7 @@ def sized(x: Any) -> Any:
     if not isinstance(x, Expr) or trace is None:
         return x
     for v in free_vars(x) - trace.root.symbols.keys():
-        raise error("program-sizes", f"{what()} is given the size {v.name}, which no parameter has", found=v.name,
+        raise error("program-sizes", f"{what()} is given the size ‹{v.name}›, which no parameter has",
                     expected="a symbol of T.dynamic in the shape of a parameter", hint=f"give a parameter a dimension {v.name}")
     return size_of(x, trace.root.symbols)
 
@@ -348,7 +348,7 @@ def public(*names: str, in_float32: bool = False) -> Callable[[Fn], Fn]:
                 except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as e:
                     if isinstance(e, errors.TileLangError) or not is_ours(e):
                         raise
-                    raise error("program-option", f"{what()}: {e}", expected=f"T.{name}{errors.bare(signature)}", found=str(e),
+                    raise error("program-option", f"{what()}: ‹{e}›", expected=f"T.{name}{errors.bare(signature)}",
                                 hint=errors.keyword_hint(e, signature)) from None
 
         FUNCTIONS.update(dict.fromkeys((name, *names), call))
@@ -452,8 +452,8 @@ class Tensor:
 
     # ---- what needs a value -----------------------------------------------------------------------------------------
     def _no_value(self, asked: str, hint: str = "") -> errors.TileLangError:
-        return error("program-condition", f"{asked} {self.said()}, whose values are not known while the program is traced",
-                     found=self.said(), hint=hint)
+        return error("program-condition", f"{asked} ‹{self.said()}›, whose values are not known while the program is traced",
+                     hint=hint)
 
     def __bool__(self) -> bool:
         raise self._no_value("the truth of")
@@ -547,8 +547,8 @@ def _indexed(x: Tensor, index: tuple[Any, ...]) -> Tensor:
         cuts.append(_cut(x, i, x.shape[len(cuts)]))
         shape += [cuts[-1][2]] if isinstance(i, slice) else []
     if len(gathers) > 1:
-        raise error("program-index", f"{len(gathers)} integer tensors index {x.said()}", expected="at most one integer tensor",
-                    found=str(len(gathers)), hint="gather along one axis after the other, or T.take_along")
+        raise error("program-index", f"‹{len(gathers)}› integer tensors index {x.said()}",
+                    expected="at most one integer tensor", hint="gather along one axis after the other, or T.take_along")
     if cuts != [(0, 1, s) for s in x.shape]:
         starts, steps, sizes = zip(*cuts)
         x = make("slice", x, shape=sizes, starts=starts, steps=steps)
@@ -563,12 +563,11 @@ def _cut(x: Tensor, i: Any, extent: Size) -> tuple[Size, int, Size]:
         return _range(i, extent)
     i = int(i) if isinstance(i, np.integer) else i
     if isinstance(i, bool) or not isinstance(i, (int, Dim)):
-        raise error("program-index", f"{described(i)} is no index of {x.said()}", found=described(i),
-                    expected="an integer, a slice, None, ... or an integer tensor",
-                    hint="index by integers, slices, None, ... or a tensor of integers")
+        raise error("program-index", f"‹{described(i)}› is no index of {x.said()}", expected="an integer, a slice, None, ... "
+                    "or an integer tensor", hint="index by integers, slices, None, ... or a tensor of integers")
     if isinstance(i, int) and isinstance(extent, int) and not -extent <= i < extent:
-        raise error("program-index", f"the index {i} is outside an axis of extent {extent}",
-                    expected=f"an index from {-extent} to {extent - 1}", found=str(i), hint="index inside the tensor")
+        raise error("program-index", f"the index ‹{i}› is outside an axis of extent {extent}",
+                    expected=f"an index from {-extent} to {extent - 1}", hint="index inside the tensor")
     start = extent + i if isinstance(i, int) and i < 0 else i
     guard(extent - start - 1, f"the index {i}")
     return start, 1, 1
@@ -579,11 +578,11 @@ def _range(s: slice, extent: Size) -> tuple[Size, int, Size]:
     s = slice(*map(sized, (s.start, s.stop, s.step)))
     for end in (s.start, s.stop, s.step):
         if isinstance(end, bool) or not isinstance(end, (int, Dim, np.integer, type(None))):
-            raise error("program-data-shape" if isinstance(end, Tensor) else "program-index",
-                        f"a slice has the bound {described(end)}", expected="integers", found=described(end),
+            raise error("program-data-shape" if isinstance(end, Tensor) else "program-index", "a slice has the bound "
+                        f"‹{described(end)}›", expected="integers",
                         hint="bounds of slices are known while the program is traced; choose elements by T.where")
     if isinstance(s.step, Dim) or s.step == 0:
-        raise error("program-index", f"a slice has the step {s.step}", expected="a number other than 0", found=str(s.step),
+        raise error("program-index", f"a slice has the step ‹{s.step}›", expected="a number other than 0",
                     hint="leave the step out")
     step = int(s.step or 1)
     if isinstance(extent, int) and not any(isinstance(b, Dim) for b in (s.start, s.stop)):

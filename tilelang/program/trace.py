@@ -64,8 +64,7 @@ class Parameter:
             fits = have == self.dtype or have.bits == self.dtype.bits and (have.kind == self.dtype.kind or have.bits == 8)
         if not fits:
             found = f"{have}{text_of(x.shape)}"
-            raise error("program-argument", f"`{program}` takes `{self.name}` of {declared}, found {found}", expected=declared,
-                        found=found)
+            raise error("program-argument", f"`{program}` takes `{self.name}` of «{declared}», found {found}")
 
 
 def parameters_of(fn: Callable[..., Any], outer: Mapping[str, Any] | None) -> tuple[list[Parameter], dict[Var, Size]]:
@@ -78,7 +77,7 @@ def parameters_of(fn: Callable[..., Any], outer: Mapping[str, Any] | None) -> tu
     out = []
     for p in inspect.signature(fn).parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-            raise error("program-parameter", f"`{fn.__name__}` has the parameter `{p}`", found=f"`{p}`", span=_line_of(fn),
+            raise error("program-parameter", f"`{fn.__name__}` has the parameter ‹`{p}`›", span=_line_of(fn),
                         expected="parameters with names", hint="name each tensor; a tuple of tensors is one parameter each")
         given = p.annotation
         if isinstance(given, str) and not isinstance(given, dtype):
@@ -95,8 +94,7 @@ def parameters_of(fn: Callable[..., Any], outer: Mapping[str, Any] | None) -> tu
         elif given is None or isinstance(given, TensorFactory) or given in (int, float, bool, str, tuple, Any, p.empty):
             out.append(Parameter(p.name))
         else:
-            raise error("program-parameter", f"`{fn.__name__}` has the parameter `{p.name}` of {given!r}", found=repr(given),
-                        span=_line_of(fn))
+            raise error("program-parameter", f"`{fn.__name__}` has the parameter `{p.name}` of ‹{given!r}›", span=_line_of(fn))
     return out, symbols
 
 
@@ -182,7 +180,7 @@ def _of_python(e: Exception, fn: Callable[..., Any]) -> TileLangError | None:
                           "T.exp(T.full((), 2.0))")
     if opname[at.tb_frame.f_code.co_code[at.tb_lasti]] == "RAISE_VARARGS":
         return None
-    return error("program-python", f"{type(e).__name__} in `{fn.__name__}`: {e}", found=str(e), span=_place_of(e))
+    return error("program-python", f"{type(e).__name__} in `{fn.__name__}`: ‹{e}›", span=_place_of(e))
 
 
 def _unknown_name(e: Exception) -> TileLangError | None:

@@ -86,8 +86,8 @@ class Driver:
         if rc & ENTERING:
             rc, what = rc - ENTERING, f"{what} ({self.api.name('cuCtxSetCurrent')})"
         name, text = self._said(rc)
-        return error(self.kind, f"{what} failed: {(name or b'?').decode()} ({rc}): {(text or b'unknown error').decode()}",
-                     found=f"{(name or b'?').decode()} ({rc})", hint=self.hints.get(rc, self.any_hint))
+        return error(self.kind, f"{what} failed: ‹{(name or b'?').decode()} ({rc})›: {(text or b'unknown error').decode()}",
+                     hint=self.hints.get(rc, self.any_hint))
 
     def _said(self, rc: int) -> tuple[bytes | None, bytes | None]:
         """Name and text of a result."""

@@ -35,8 +35,8 @@ class _Llvm:
         try:
             import llvmlite.binding as llvm  # 25 ms
         except ImportError as e:
-            raise error("runtime-missing", "llvmlite is needed to run kernels",
-                        expected="llvmlite", found="none", hint="pip install llvmlite") from e
+            raise error("runtime-missing", "«llvmlite» is needed to run kernels", found="none",
+                        hint="pip install llvmlite") from e
         self.llvm = llvm
         for start in ("initialize_native_target", "initialize_native_asmprinter"):
             getattr(llvm, start)()
@@ -73,13 +73,12 @@ class _Ffi:
             import tvm_ffi  # over 100 ms, and torch with it where that is installed
             from tvm_ffi import core, libinfo  # over 100 ms, and torch with it where that is installed
         except ImportError as e:
-            raise error("runtime-missing", "apache-tvm-ffi is needed to call kernels", expected="apache-tvm-ffi", found="none",
+            raise error("runtime-missing", "«apache-tvm-ffi» is needed to call kernels", found="none",
                         hint="pip install 'apache-tvm-ffi>=0.1.14,<0.2'") from e
         make = getattr(core.Function, "__from_extern_c__", None)
         if make is None:
-            raise error("runtime-missing", f"apache-tvm-ffi {tvm_ffi.__version__} has no Function.__from_extern_c__",
-                        expected="apache-tvm-ffi >=0.1.14,<0.2", found=str(tvm_ffi.__version__),
-                        hint="install a version >=0.1.14,<0.2")
+            raise error("runtime-missing", f"apache-tvm-ffi ‹{tvm_ffi.__version__}› has no Function.__from_extern_c__",
+                        expected="apache-tvm-ffi >=0.1.14,<0.2", hint="install a version >=0.1.14,<0.2")
         self.torch_in_use = torch_in_use
         self.module, self.make_function = tvm_ffi, make
         self.lib = ctypes.CDLL(libinfo.find_libtvm_ffi(), ctypes.RTLD_GLOBAL)

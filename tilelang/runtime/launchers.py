@@ -110,8 +110,8 @@ class _GpuStatements:
             case Evaluate() if s.call.op in ("no_op", "assume"):
                 pass
             case _:
-                raise error("host-statement", f"a {type(s).__name__} outside T.Kernel cannot run on the host of a GPU kernel",
-                            found=f"a {type(s).__name__}", span=s.span, hint="move it into the T.Kernel block")
+                raise error("host-statement", f"‹a {type(s).__name__}› outside T.Kernel cannot run on the host of a GPU kernel",
+                            span=s.span, hint="move it into the T.Kernel block")
 
     def check(self, s: Assert) -> None:
         self.w.check(self.exact.boolean(s.cond), "RuntimeError", s.message or f"assertion failed: {text_of(s.cond)}")

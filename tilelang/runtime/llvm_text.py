@@ -131,7 +131,7 @@ def scalar_type(dt: dtype) -> str:
         return f"i{max(dt.bits, 8)}"
     if dt.base in _FLOATS:
         return _FLOATS[dt.base]
-    raise error("host-expression", f"a host scalar of type {dt} is not available", expected="a type of the host", found=str(dt))
+    raise error("host-expression", f"a host scalar of type ‹{dt}› is not available", expected="a type of the host")
 
 
 def text_of(e: Expr) -> str:
@@ -300,8 +300,7 @@ class HostExpr:
             return str(e)
         method = getattr(self, "_" + type(e).__name__.lower(), None)
         if method is None:
-            raise error("host-expression", f"`{e!r}` cannot be computed on the host", found=f"`{e!r}`",
-                        span=getattr(e, "span", None))
+            raise error("host-expression", f"‹`{e!r}`› cannot be computed on the host", span=getattr(e, "span", None))
         return method(e)
 
     def boolean(self, e: Expr) -> str:

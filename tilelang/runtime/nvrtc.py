@@ -298,9 +298,9 @@ def _rejected(nvrtc: Nvrtc, rc: int, log: str, source: str, arch: str) -> TileLa
     if rc == INVALID_OPTION:
         unknown = re.search(r"(?:unrecognized option|invalid value for) (\S+)", log)
         name = unknown[1] if unknown else " ".join(log.split())
-        return error("nvrtc-option", f"NVRTC does not take the option {name}", found=name, notes=[(None, log)],
-                     hint=f"take {name} out of compile_flags or tl.device_compile_flags; options for the host compiler "
-                     "and the linker have no use here")
+        return error("nvrtc-option", f"NVRTC does not take the option ‹{name}›", notes=[(None, log)], hint=f"take {name} out "
+                     "of compile_flags or tl.device_compile_flags; options for the host compiler and the linker have no use "
+                     "here")
     if needed := re.search(r"\(C7602\) Insufficient registers \((\d+)\).* register target of (\d+)", log):
         return error("register-limit", f"ptxas gives each thread {needed[1]} registers, and one instruction takes {needed[2]}",
                      expected=f"tiles that take {needed[1]} registers of a thread", found=f"{needed[2]} registers")

@@ -119,7 +119,7 @@ def linked(kernel: bytes, source: str, nvrtc: Any, arch: str, includes: tuple[st
         rc = rc or function("Complete")(handle)
         if rc:
             said = read("ErrorLog").rstrip(b"\0\n ").decode(errors="replace") if handle else ""
-            raise error("nvshmem-link", f"{path}: {said or f'nvJitLinkResult {rc}'}", found=f"nvJitLinkResult {rc}")
+            raise error("nvshmem-link", f"{path}: {said or f'‹nvJitLinkResult {rc}›'}")
         return read("LinkedCubin")
     finally:
         function("Destroy")(ctypes.byref(handle))
@@ -144,5 +144,4 @@ def enter(module: Any, cubin: bytes) -> None:
         raise error("nvshmem-missing", "the kernel calls NVSHMEM, which this process has not started", found="none",
                     hint="call tilelang.distributed.init_dist(nvshmem=True) first, in every process")
     if rc := _host[0].nvshmemx_cumodule_init(module.handle):
-        raise error("nvshmem-missing", f"nvshmemx_cumodule_init returns {rc}", found=str(rc),
-                    hint="NVSHMEM_DEBUG=INFO says why")
+        raise error("nvshmem-missing", f"nvshmemx_cumodule_init returns ‹{rc}›", hint="NVSHMEM_DEBUG=INFO says why")

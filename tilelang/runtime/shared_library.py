@@ -90,9 +90,8 @@ _OTHER = ("declare i64 @sysconf(i32)", "  %online = call i64 @sysconf(i32 58)\n 
 def export_name(name: str) -> str:
     """The symbol name of a program in its library.  Raises kernel-export if it is not a C identifier."""
     if not _NAME.fullmatch(name):
-        raise error("kernel-export", f"{name!r} cannot be the name of a function in a library",
-                    expected="a name of letters, digits and underscores", found=repr(name),
-                    hint="give the function a name of letters, digits and underscores")
+        raise error("kernel-export", f"‹{name!r}› cannot be the name of a function in a library", expected="a name of letters, "
+                    "digits and underscores", hint="give the function a name of letters, digits and underscores")
     return name
 
 
@@ -197,7 +196,7 @@ def open_library(path: Any, modes: tuple[str, ...], fingerprint: str) -> dict[st
         kept = (ctypes.c_char * (len(fingerprint) + 1)).in_dll(library, FINGERPRINT).value.decode("ascii", "replace")
         addresses = {m: ctypes.cast(getattr(library, f"tl_{m}"), ctypes.c_void_p).value for m in modes}
     except (OSError, ValueError, AttributeError) as e:
-        raise error("kernel-library", f"{path} is no library of a kernel with these entry points: {e}", found=str(e)) from None
+        raise error("kernel-library", f"{path} is no library of a kernel with these entry points: ‹{e}›") from None
     if kept != fingerprint:
         raise error("kernel-library", f"{path} was made of another program, or for other outputs",
                     found="one of another program")

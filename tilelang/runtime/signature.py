@@ -134,20 +134,20 @@ def resolve_out_idx(func: Func, out_idx: Any) -> tuple[int, ...]:
                         expected=f"-{n} to {n - 1}", found=str(i), hint=OUT_IDX_HINT)
         at = i % n
         if at in found:
-            raise error("out-idx-range", f"out_idx={out_idx!r} names parameter {at} twice",
-                        expected="each position once", found=repr(out_idx), hint=OUT_IDX_HINT)
+            raise error("out-idx-range", f"out_idx=‹{out_idx!r}› names parameter {at} twice", expected="each position once",
+                        hint=OUT_IDX_HINT)
         buffer = func.buffer_of(func.params[at])
         if buffer is None:
             raise error("out-idx-range", f"out_idx={out_idx!r} names `{func.params[at].name}`, which is not a tensor",
                         found=f"`{func.params[at].name}`, which is no tensor", hint=OUT_IDX_HINT)
         if buffer.dtype.lanes != 1 and buffer.dtype != "float4_e2m1fnx2":
-            raise error("output-type", f"output `{buffer.name}` has elements of {buffer.dtype}: no framework makes such "
-                        "tensors", expected="a scalar type", found=str(buffer.dtype))
+            raise error("output-type", f"output `{buffer.name}` has elements of ‹{buffer.dtype}›: no framework makes such "
+                        "tensors", expected="a scalar type")
         if not buffer.shape:
             raise error("output-rank", f"output `{buffer.name}` has no dimensions", hint="give it the shape (1,)")
         if buffer.strides_ is not None and not _is_compact(buffer):
-            raise error("output-strides", f"output `{buffer.name}` has declared strides {buffer.strides_!r} that are not "
-                        "compact: outputs are allocated compact", found=repr(buffer.strides_), span=buffer.span,
+            raise error("output-strides", f"output `{buffer.name}` has declared strides ‹{buffer.strides_!r}› that are not "
+                        "compact: outputs are allocated compact", span=buffer.span,
                         hint="pass the tensor as an input and write into it")
         found.append(at)
     return tuple(found)

@@ -55,7 +55,7 @@ def _alone(driver: Any) -> World:
     """A process that is one rank of one: all its memory is symmetric, and a wait ends after half a minute.  Raises no-world
     where torchrun has started several."""
     if _worlds or int(os.environ.get("WORLD_SIZE") or 1) > 1:
-        raise error("no-world", "the kernel runs on several ranks, and this process is none of them", found="none")
+        raise error("no-world", "the kernel runs on several ranks, and this process is ‹none› of them")
     if not report:
         at = ctypes.c_void_p()
         driver.call("cuMemHostAlloc", ctypes.byref(at), ctypes.c_size_t(48), ctypes.c_uint(3))  # portable, mapped

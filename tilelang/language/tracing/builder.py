@@ -280,7 +280,7 @@ def _written(stmt: Stmt) -> list[Var]:
 def check_constant(v: Expr, want: DType) -> None:
     """Raises constant-range for an integer constant that is no signed and no unsigned value of an integer type's width."""
     if isinstance(v, Const) and want.is_int and v.dtype.is_int and not -(1 << want.bits - 1) <= v.value < 1 << want.bits:
-        raise errors.error("constant-range", f"the constant {v.value} does not fit {want}", found=str(v.value),
+        raise errors.error("constant-range", f"the constant ‹{v.value}› does not fit {want}",
                            expected=f"a value of {want.bits} bits: {-(1 << want.bits - 1)} to {(1 << want.bits) - 1}")
 
 

@@ -88,8 +88,8 @@ class Conditions:
         x, y = self.lazily(a), self.lazily(b)
         for v in (x, y):
             if not isinstance(v, (Expr, BufferSlice, *SCALARS)):
-                raise error("condition", "`a if cond else b` with a run-time condition chooses between scalars, found "
-                            f"{describe(v)}", expected="scalars", hint="use an if statement")
+                raise error("condition", "`a if cond else b` with a run-time condition chooses between «scalars», found "
+                            f"{describe(v)}", hint="use an if statement")
         x, y = (v.vector() if isinstance(v, BufferSlice) else v for v in (x, y))
         return select(c, x, y)
 
@@ -154,9 +154,8 @@ class Conditions:
         elif self._static(item) or isinstance(items, (Buffer, BufferSlice)):
             found = item in items
         else:
-            raise error("condition", f"`in` of a run-time value and a {type(items).__name__}: its value is known only when the "
-                        "kernel runs", expected="a tuple or list of values", found=f"a {type(items).__name__}",
-                        hint="use a tuple or list of the values")
+            raise error("condition", f"`in` of a run-time value and ‹a {type(items).__name__}›: its value is known only when "
+                        "the kernel runs", expected="a tuple or list of values", hint="use a tuple or list of the values")
         return self.not_(found) if absent else found
 
     def _conjunction(self, a: Any, b: Any) -> Any:

@@ -109,8 +109,8 @@ class ControlFlow:
     def loop(self, it: Any, names: tuple[str, ...], now: tuple[Any, ...]) -> Guard:
         if not (isinstance(it, Frame) and it.loop):
             shown = type(it).__name__ if isinstance(it, Frame) else repr(it)
-            raise error("for-iterator", f"Invalid for loop: got {shown}, type={type(it).__name__}, expected a loop such as "
-                        "range, T.serial, T.Parallel or T.Pipelined", found=type(it).__name__, hint=_loop_hint(it))
+            raise error("for-iterator", f"Invalid for loop: got {shown}, type=‹{type(it).__name__}›, expected a loop such as "
+                        "range, T.serial, T.Parallel or T.Pipelined", hint=_loop_hint(it))
         g = Guard(self.b, it, names, now)
         g.value = self.b.enter(it)
         return g

@@ -24,8 +24,7 @@ def flag(value: Any, name: str, hint: str = "") -> bool:
         value = value.value
     if isinstance(value, (bool, np.bool_)) or isinstance(value, (int, np.integer)) and value in (0, 1):
         return bool(value)
-    raise error("option-type", f"{name} is True or False, found {describe(value)}", hint or "write True or False",
-                expected="True or False")
+    raise error("option-type", f"{name} is «True or False», found {describe(value)}", hint or "write True or False")
 
 
 def whole_number(value: Any, name: str, least: int, most: int) -> int:
@@ -34,8 +33,8 @@ def whole_number(value: Any, name: str, least: int, most: int) -> int:
         value = value.value
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and least <= value <= most:
         return int(value)
-    raise error("option-type", f"{name} is an integer from {least} to {most}, found {describe(value)}",
-                f"write a number from {least} to {most}", expected=f"an integer from {least} to {most}")
+    raise error("option-type", f"{name} is «an integer from {least} to {most}», found {describe(value)}",
+                f"write a number from {least} to {most}")
 
 
 def condition(b: Builder, value: Any, what: str) -> Any:
@@ -60,4 +59,4 @@ def words(value: Any, name: str) -> str:
     """An option that is a text.  Raises option-type."""
     if isinstance(value, str):
         return str(value)
-    raise error("option-type", f"{name} is a string, found {describe(value)}", "write it in quotes", expected="a string")
+    raise error("option-type", f"{name} is «a string», found {describe(value)}", "write it in quotes")

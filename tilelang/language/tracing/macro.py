@@ -68,8 +68,7 @@ class Macro:
         try:
             bound = self._signature.bind(*args, **kw)
         except TypeError as e:
-            raise error("macro-arguments", f"macro `{self.name}`: {e}",
-                        expected=f"{self.name}{self._signature}", found=str(e)) from None
+            raise error("macro-arguments", f"macro `{self.name}`: ‹{e}›", expected=f"{self.name}{self._signature}") from None
         bound.apply_defaults()
         refs = self._reference_params()
         for name, value in bound.arguments.items():

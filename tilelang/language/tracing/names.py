@@ -148,8 +148,8 @@ class Names:
         items = (value,) if isinstance(value, Var) else tuple(value) if isinstance(value, (tuple, list)) else None
         if items is None or len(items) != n:
             found = "one value" if items is None else f"{len(items)}"
-            raise error("unpack", f"the header names {n} variables, the loop or launch gives {found}", expected=f"{n} values",
-                        found=str(found), hint="name one variable per extent")
+            raise error("unpack", f"the header names {n} variables, the loop or launch gives ‹{found}›", expected=f"{n} values",
+                        hint="name one variable per extent")
         return items
 
     def freeze(self, value: Any) -> Any:
@@ -190,14 +190,13 @@ class Names:
     def unpack(self, value: Any, n: int, star: int | None = None) -> tuple[Any, ...]:
         """The n values of a tuple assignment, all computed before the first is assigned."""
         if isinstance(value, (Expr, Buffer, BufferSlice)) and not isinstance(value, Var):
-            raise error("unpack", f"cannot unpack one value into {n} names", expected=f"{n} values", found="one")
+            raise error("unpack", f"cannot unpack ‹one› value into {n} names", expected=f"{n} values")
         items = list(value)
         if star is None and len(items) != n:
-            raise error("unpack", f"expected {n} values to unpack, found {len(items)}", expected=f"{n} values")
+            raise error("unpack", f"expected «{n} values» to unpack, found {len(items)}")
         if star is not None:
             if len(items) < n - 1:
-                raise error("unpack", f"expected at least {n - 1} values to unpack, found {len(items)}",
-                            expected=f"at least {n - 1} values")
+                raise error("unpack", f"expected «at least {n - 1} values» to unpack, found {len(items)}")
             tail = n - 1 - star
             items = [*items[:star], items[star:len(items) - tail], *items[len(items) - tail:]]
         return tuple(self.freeze(v) for v in items)
@@ -234,7 +233,7 @@ class Names:
         elif isinstance(target, Poison):
             target._raise()
         elif isinstance(target, (Expr, BufferSlice)):
-            raise error("store-target", f"{describe(target)} does not support item assignment", found=describe(target))
+            raise error("store-target", f"‹{describe(target)}› does not support item assignment")
         else:
             self._keep(target, key, value)
 

@@ -143,9 +143,9 @@ def declare_param(b: Builder, name: str, annotation: Any, at: Any = None) -> Any
     """Register a parameter by its annotation; returns the value of its name.  at: its span."""
     at = at or b.span()
     if isinstance(annotation, TensorFactory):
-        raise errors.error("parameter-annotation", f"Argument `{name}`: {annotation!r} without a shape takes it from the "
-                           "argument of the call, which only tilelang.jit functions have", expected="a shape",
-                           found=f"{annotation!r} without one", span=at, hint=f"write {annotation!r}(shape, dtype)")
+        raise errors.error("parameter-annotation", f"Argument `{name}`: {annotation!r} without «a shape» takes it from the "
+                           "argument of the call, which only tilelang.jit functions have", found=f"{annotation!r} without one",
+                           span=at, hint=f"write {annotation!r}(shape, dtype)")
     if isinstance(annotation, TensorSpec):
         annotation = annotation.buffer(b.fresh_name(name), span=at)
     if isinstance(annotation, Buffer):
@@ -162,9 +162,8 @@ def declare_param(b: Builder, name: str, annotation: Any, at: Any = None) -> Any
             annotation = Var(name, annotation.dtype, span=at)
         b.params[name] = (annotation, None)
         return annotation
-    raise errors.error("parameter-annotation", f"Argument `{name}` is annotated with {annotation!r}, which is neither a tensor "
-                       "nor a scalar type", found=repr(annotation), span=at,
-                       hint="use T.Tensor(shape, dtype), T.float32, T.int32, T.ptr, …")
+    raise errors.error("parameter-annotation", f"Argument `{name}` is annotated with ‹{annotation!r}›, which is neither a "
+                       "tensor nor a scalar type", span=at, hint="use T.Tensor(shape, dtype), T.float32, T.int32, T.ptr, …")
 
 
 def resolve_annotation(text: Any, fn: Callable[..., Any], names: dict[str, Any], span: Any = None) -> Any:
@@ -182,8 +181,8 @@ def resolve_annotation(text: Any, fn: Callable[..., Any], names: dict[str, Any],
             try:
                 return DType(value.removeprefix("T."))
             except (ValueError, TypeError):
-                raise errors.error("parameter-annotation", f"cannot evaluate the annotation {text!r}: {e}",
-                                   found=f"{text!r}: {e}", span=span or place()) from None
+                raise errors.error("parameter-annotation", f"cannot evaluate the annotation ‹{text!r}: {e}›",
+                                   span=span or place()) from None
     return value
 
 
@@ -305,7 +304,7 @@ def trace_prim_func(pyfunc: Callable[..., Any], caller_locals: dict[str, Any] | 
     annotations = getattr(pyfunc, "__annotations__", {})
     for p in sig.parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-            raise error("parameter-annotation", f"`*{p.name}` is not supported as a kernel parameter", found=f"*{p.name}")
+            raise error("parameter-annotation", f"`‹*{p.name}›` is not supported as a kernel parameter")
         if p.default is not p.empty:
             defaults[p.name] = p.default
         if p.name in annotations:

@@ -106,8 +106,8 @@ def place_error(b: Builder, e: Exception) -> Exception | None:
     if module.startswith("tilelang.") and isinstance(e, _FAULTS):
         return _host_index(b, e) or _internal(b, e)
     if here and isinstance(e, KeyError) and e.args and isinstance(e.args[0], Node):
-        return errors.error("type", f"`{e.args[0]!r}` is no key of a Python dict: its value is known only when the kernel runs",
-                            expected="a key known while tracing", found=f"`{e.args[0]!r}`", span=refine(b, e),
+        return errors.error("type", f"‹`{e.args[0]!r}`› is no key of a Python dict: its value is known only when the kernel "
+                            "runs", expected="a key known while tracing", span=refine(b, e),
                             hint="choose by T.if_then_else, or keep the table in a tensor")
     made = _host_index(b, e) or _in_helper(b, e)
     if made is not None:

@@ -48,9 +48,8 @@ def reject_question(value: Any, protocol: str, frames: int) -> None:
         return
     if protocol in ("text", "str", "repr") and _shows(frame, protocol):
         return
-    raise errors.error("python-question", f"`{_text(value)}` is asked for its {asked} while tracing, and only the kernel "
-                       "knows its value", found=f"`{_text(value)}`", span=b.here(),
-                       hint=_HINTS.get(asked, "compare it with a number"))
+    raise errors.error("python-question", f"‹`{_text(value)}`› is asked for its {asked} while tracing, and only the kernel "
+                       "knows its value", span=b.here(), hint=_HINTS.get(asked, "compare it with a number"))
 
 
 @unlike_sides.provide
@@ -64,9 +63,8 @@ def reject_unlike(e: Binary) -> None:
     if b is None or isinstance(e.a, Var) and isinstance(e.b, Var) and not (differs(e.a) and differs(e.b)):
         return
     if _asking(3) is not None and differs(e):
-        raise errors.error("condition", f"`{_text(e)}` is asked for a Python truth value, and only the kernel knows it",
-                           expected="a value known while tracing", found=f"`{_text(e)}`",
-                           span=b.here(), hint=_HINTS["truth value"])
+        raise errors.error("condition", f"‹`{_text(e)}`› is asked for a Python truth value, and only the kernel knows it",
+                           expected="a value known while tracing", span=b.here(), hint=_HINTS["truth value"])
 
 
 def _asking(frames: int) -> Any:

@@ -35,10 +35,9 @@ def subscript(buffer: Buffer, key: Any, storing: bool = False) -> Any:
         shape = "(" + ", ".join(map(str, buffer.shape)) + ("," if n == 1 else "") + ")"
         if storing:
             raise error("index-count", f"Buffer {buffer.name} is {n}-dimensional, cannot be indexed with the "
-                        f"{len(items)}-dimensional indices provided.", expected=f"{n} indices", found=str(len(items)))
-        raise error("index-count", f"Buffer {buffer.name} is {n}-dimensional (shape={shape}), but {len(items)} index(es) were "
-                    "provided: give one index or slice per dimension", hint, expected=f"{n} indices or slices",
-                    found=str(len(items)))
+                        f"‹{len(items)}›-dimensional indices provided.", expected=f"{n} indices")
+        raise error("index-count", f"Buffer {buffer.name} is {n}-dimensional (shape={shape}), but ‹{len(items)}› index(es) "
+                    "were provided: give one index or slice per dimension", hint, expected=f"{n} indices or slices")
     sliced = False
     for i in items:
         if type(i) is slice:
@@ -68,13 +67,11 @@ def _index(buffer: Buffer, d: int, i: Any) -> Expr:
     """Index i of dimension d as an integer expression; negative constants count from the end."""
     if isinstance(i, int) or type(i) is Const or isinstance(i, np.integer):
         if isinstance(i, Const) and i.dtype.is_float:
-            raise error("index-type", f"index {d} of `{buffer.name}` is the float {i.value}, an integer is needed",
-                        expected="an integer", found=str(i.value))
+            raise error("index-type", f"index {d} of `{buffer.name}` is the float ‹{i.value}›, «an integer» is needed")
         return _constant_index(buffer, d, int(i))
     e = i if isinstance(i, Expr) else _convert_index(buffer, d, i)
     if not (e.dtype.is_int or e.dtype.is_bool):
-        raise error("index-type", f"index {d} of `{buffer.name}` has type {e.dtype}, an integer is needed",
-                    expected="an integer", found=str(e.dtype))
+        raise error("index-type", f"index {d} of `{buffer.name}` has type ‹{e.dtype}›, «an integer» is needed")
     return cast(e, I32) if e.dtype.is_bool else e
 
 
@@ -93,8 +90,8 @@ def _convert_index(buffer: Buffer, d: int, i: Any) -> Expr:
             "integer division is `//`" if isinstance(i, float) else
             "a buffer is indexed by its elements: loop over it, for i in T.Parallel(n)" if isinstance(i, Buffer) else
             "give an integer, an expression or a slice")
-    raise error("index-type", f"index {d} of `{buffer.name}` is {what}, an integer, an integer expression or a slice is needed",
-                found=what, hint=hint)
+    raise error("index-type", f"index {d} of `{buffer.name}` is ‹{what}›, an integer, an integer expression or a slice is "
+                "needed", hint=hint)
 
 
 def _constant_index(buffer: Buffer, d: int, i: int) -> Expr:
@@ -102,8 +99,8 @@ def _constant_index(buffer: Buffer, d: int, i: int) -> Expr:
     if i < 0:
         if isinstance(dim, int):
             if i + dim < 0:
-                raise error("index-range", f"index {i} is outside dimension {d} of `{buffer.name}` (size {dim})",
-                            expected=f"an index from {-dim} to {dim - 1}", found=str(i))
+                raise error("index-range", f"index ‹{i}› is outside dimension {d} of `{buffer.name}` (size {dim})",
+                            expected=f"an index from {-dim} to {dim - 1}")
             return convert(i + dim)
         return binary("add", dim, i)
     if isinstance(dim, int) and i >= dim:
@@ -123,12 +120,12 @@ def _slice_bounds(buffer: Buffer, d: int, s: slice) -> tuple[Expr, Any]:
     hi = _bound(buffer, d, s.stop, dim, dim)
     extent = difference(hi, lo)
     if isinstance(hi, int) and not isinstance(dim, int) and is_const(s.start) and int(s.start) < 0:
-        raise error("slice-bounds", f"the slice {s.start}:{hi} of dimension {d} of `{buffer.name}` has elements for few sizes "
-                    "of it", expected="bounds from one end", found=f"{s.start}:{hi}", hint="a slice needs start < stop")
+        raise error("slice-bounds", f"the slice ‹{s.start}:{hi}› of dimension {d} of `{buffer.name}` has elements for few "
+                    "sizes of it", expected="bounds from one end", hint="a slice needs start < stop")
     if isinstance(extent, int):
         if extent <= 0:
-            raise error("slice-bounds", f"the slice of dimension {d} of `{buffer.name}` has {extent} elements",
-                        expected="start < stop", found=f"{extent} elements", hint="a slice needs start < stop")
+            raise error("slice-bounds", f"the slice of dimension {d} of `{buffer.name}` has ‹{extent} elements›",
+                        expected="start < stop", hint="a slice needs start < stop")
         outside = isinstance(lo, int) and isinstance(dim, int) and lo + extent > dim
         if outside and buffer.scope_name != GLOBAL:
             raise error("slice-bounds", f"the slice {lo}:{lo + extent} ends past dimension {d} of "
@@ -149,13 +146,12 @@ def _bound(buffer: Buffer, d: int, v: Any, default: Any, dim: Any) -> Any:
         if v >= 0:
             return v
         if isinstance(dim, int) and v + dim < 0:
-            raise error("slice-bounds", f"the slice bound {v} is outside dimension {d} of `{buffer.name}` (size {dim})",
-                        expected=f"a bound of at least {-dim}", found=str(v))
+            raise error("slice-bounds", f"the slice bound ‹{v}› is outside dimension {d} of `{buffer.name}` (size {dim})",
+                        expected=f"a bound of at least {-dim}")
         return dim + v
     e = v if isinstance(v, Expr) else _convert_index(buffer, d, v)
     if not e.dtype.is_int:
-        raise error("index-type", f"a slice bound of `{buffer.name}` has type {e.dtype}, an integer is needed",
-                    expected="an integer", found=str(e.dtype))
+        raise error("index-type", f"a slice bound of `{buffer.name}` has type ‹{e.dtype}›, «an integer» is needed")
     return e
 
 
@@ -254,8 +250,8 @@ def vector_indices(r: Region) -> tuple[Expr, ...]:
                     expected="at most one extent other than 1", found=f"extents {tuple(r.extents)}")
     d = wide[0]
     if d != last or not isinstance(r.extents[d], int):
-        raise error("slice-value", f"a slice of `{r.buffer.name}` used as a value must have a static extent along the last "
-                    "dimension", expected="a static extent along the last dimension", found=f"extents {tuple(r.extents)}",
+        raise error("slice-value", f"a slice of `{r.buffer.name}` used as a value must have «a static extent along the last "
+                    "dimension»", found=f"extents {tuple(r.extents)}",
                     hint="use T.copy, T.fill for a constant, or loop over the elements")
     return (*r.mins[:d], ramp(r.mins[d], r.extents[d]))
 
@@ -347,8 +343,8 @@ def operand(x: Any, what: str) -> Operand:
         if isinstance(last, Ramp) and is_const(last.stride, 1):  # neighbours: the slice of that length
             return Operand(x.buffer, (*x.indices[:-1], last.base), (*(1 for _ in x.indices[:-1]), last.dtype.lanes))
         if isinstance(last, (Ramp, Broadcast)):
-            raise error("region-operand", f"{what} is a vector load: write the slice `{x.buffer.name}[a:b]`",
-                        expected=f"a slice {x.buffer.name}[a:b]", found="a vector load")
+            raise error("region-operand", f"{what} is ‹a vector load›: write the slice `{x.buffer.name}[a:b]`",
+                        expected=f"a slice {x.buffer.name}[a:b]")
         return Operand(x.buffer, x.indices, None)
     if hasattr(x, "__tilelang_expr__"):
         x.__tilelang_expr__()  # a dead name says so itself
@@ -477,8 +473,8 @@ def check_inside(r: Region) -> None:
         return
     for d, (lo, ext, dim) in enumerate(zip(r.mins, r.extents, r.buffer.shape)):
         if isinstance(lo, Const) and isinstance(ext, int) and isinstance(dim, int) and lo.value + ext > dim:
-            raise error("slice-bounds", f"the tile covers {lo.value}:{lo.value + ext} of dimension {d} of `{r.buffer.name}`, "
-                        f"which has {dim}", expected=f"an end of at most {dim}", found=f"{lo.value + ext}", hint=INSIDE)
+            raise error("slice-bounds", f"the tile covers {lo.value}:‹{lo.value + ext}› of dimension {d} of `{r.buffer.name}`, "
+                        f"which has {dim}", expected=f"an end of at most {dim}", hint=INSIDE)
 
 
 def _replaced(own: tuple[Any, ...], dims: list[int], other: tuple[Any, ...], odims: list[int]) -> tuple[Any, ...]:
@@ -495,7 +491,7 @@ def trailing(point: Operand, extents: tuple[Any, ...], what: str) -> tuple[Any, 
         extents = extents[1:]
     if len(extents) > n:
         raise error("copy-extents", f"Can't deduce {what} extents from args: `{point.buffer.name}` has {n} dimensions, the "
-                    f"other operand extents {_shape(extents)}", expected=f"at most {n} extents", found=_shape(extents),
+                    f"other operand extents ‹{_shape(extents)}›", expected=f"at most {n} extents",
                     hint=f"slice `{point.buffer.name}` instead")
     return (1,) * (n - len(extents)) + tuple(extents)
 

@@ -200,8 +200,8 @@ def check_results(p: AttentionProblem, tensors: dict[str, Any]) -> None:
                                  ("grad_lse", p.lse_shape, accum)):
         x = tensors[name]
         if x is not None and (tuple(x.shape) != tuple(shape) or type_name(x) != element):
-            raise error("attention-shape", f"{name} is {type_name(x)} of shape {tuple(x.shape)}, expected {element} "
-                        f"{tuple(shape)}", expected=f"{element} {tuple(shape)}", found=f"{type_name(x)} {tuple(x.shape)}",
+            raise error("attention-shape", f"{name} is {type_name(x)} of shape {tuple(x.shape)}, expected «{element} "
+                        f"{tuple(shape)}»", found=f"{type_name(x)} {tuple(x.shape)}",
                         hint="pass what flash_attention has returned with return_lse=True, and gradients like it")
 
 

@@ -92,11 +92,9 @@ def decode_problem(tensors: Mapping[str, Any], on_cuda: bool, *, window: Any, sp
         v) == device_of(q)
     check_alike(q, {**({} if narrow else {"k_cache": k, "v_cache": v}), "out": out})
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
-        raise error("attention-option", f"window must be a number of keys from 1 on, found {window!r}",
-                    expected="a number of keys from 1", hint="window=1024")
+        raise error("attention-option", f"window must be «a number of keys from 1» on, found {window!r}", hint="window=1024")
     if splits is not None and (isinstance(splits, bool) or not isinstance(splits, int) or splits < 1):
-        raise error("attention-option", f"splits must be an int from 1 on, found {splits!r}", expected="an int from 1",
-                    hint="leave it out")
+        raise error("attention-option", f"splits must be «an int from 1» on, found {splits!r}", hint="leave it out")
     on_device = on_cuda and not is_numpy(q)
     copied = (strides(q) != compact(q.shape) or on_device and not aligned(q),
               *(strides_of(x, on_device) is None for x in (k, v)))
@@ -104,9 +102,9 @@ def decode_problem(tensors: Mapping[str, Any], on_cuda: bool, *, window: Any, sp
     free = tuple((*(c if n == 1 else None for n, c in zip(x.shape, compact(x.shape)[:-1])), 1) for x in (k, v))
     problem = DecodeProblem(sizes, free, type_name(q), type_name(k), window, splits, copied, with_lse, q.ndim == 3)
     if out is not None and (tuple(out.shape) != problem.shape or strides(out) != compact(problem.shape)):
-        raise error("attention-shape", f"out has shape {tuple(out.shape)} and strides {strides(out)}, expected {problem.shape} "
-                    "without gaps", expected=f"{problem.shape} without gaps",
-                    found=f"{tuple(out.shape)} with strides {strides(out)}", hint="leave it out")
+        raise error("attention-shape", f"out has shape {tuple(out.shape)} and strides {strides(out)}, expected "
+                    f"«{problem.shape} without gaps»", found=f"{tuple(out.shape)} with strides {strides(out)}",
+                    hint="leave it out")
     return problem
 
 
@@ -114,30 +112,27 @@ def _sizes(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> DecodeSizes:
     """The sizes of a call. Raises attention-shape."""
     shapes = f"q {tuple(q.shape)}, k_cache {tuple(k.shape)} and v_cache {tuple(v.shape)}"
     if q.ndim not in (3, 4) or k.ndim != 4 or v.ndim != 4:
-        raise error("attention-shape", f"{shapes} are not of a decode step", expected="q of 3 or 4 dimensions, caches of 4",
-                    found=shapes, hint="q (batch, seq_q, heads, dim) or (batch, heads, dim), caches of 4 dimensions")
+        raise error("attention-shape", f"‹{shapes}› are not of a decode step", expected="q of 3 or 4 dimensions, caches of 4",
+                    hint="q (batch, seq_q, heads, dim) or (batch, heads, dim), caches of 4 dimensions")
     batch, (heads, dim) = int(q.shape[0]), (int(n) for n in q.shape[-2:])
     seq_q = int(q.shape[1]) if q.ndim == 4 else 1
     if tuple(k.shape[:3]) != tuple(v.shape[:3]) or int(k.shape[3]) != dim:
-        raise error("attention-shape", f"{shapes} do not go together",
-                    expected="caches of one shape, q and k_cache of one head dimension", found=shapes,
-                    hint="the caches have the same pages and heads; q and k_cache the same head dimension")
+        raise error("attention-shape", f"‹{shapes}› do not go together", expected="caches of one shape, q and k_cache of one "
+                    "head dimension", hint="the caches have the same pages and heads; q and k_cache the same head dimension")
     for name, x, rank in (("lengths", lengths, 1), ("block_table", table, 2)):
         if x is None:
             continue
         right = type_name(x) == "int32" and x.ndim == rank and int(x.shape[0]) == batch and device_of(x) == device_of(q)
         if not right or min(x.shape) > 1 and strides(x) != compact(x.shape):
             raise error("attention-shape", f"{name} is {type_name(x)} of shape {tuple(x.shape)} on {device_of(x)}, expected "
-                        f"int32 ({batch}{', pages' * (rank == 2)}) on the device of q, without gaps",
-                        expected=f"int32 ({batch}{', pages' * (rank == 2)}) on the device of q",
+                        f"«int32 ({batch}{', pages' * (rank == 2)}) on the device of q», without gaps",
                         found=f"{type_name(x)} {tuple(x.shape)} on {device_of(x)}", hint="convert it to int32")
     page = int(k.shape[1]) if table is not None else None
     if page is None and int(k.shape[0]) != batch:
-        raise error("attention-shape", f"q has {batch} sequences and k_cache {int(k.shape[0])}",
-                    expected=f"{batch} sequences in k_cache", found=str(int(k.shape[0])),
-                    hint="give block_table where the cache lies in pages")
+        raise error("attention-shape", f"q has {batch} sequences and k_cache ‹{int(k.shape[0])}›",
+                    expected=f"{batch} sequences in k_cache", hint="give block_table where the cache lies in pages")
     if page is not None and (page % 16 or page == 0):
-        raise error("attention-shape", f"pages of {page} keys are no multiples of 16",
-                    expected="a multiple of 16 keys", found=str(page), hint="use pages of 16, 64 or 256 keys")
+        raise error("attention-shape", f"pages of ‹{page}› keys are no multiples of 16", expected="a multiple of 16 keys",
+                    hint="use pages of 16, 64 or 256 keys")
     width = int(table.shape[1]) if table is not None else int(k.shape[1])
     return DecodeSizes(batch, seq_q, heads, int(k.shape[2]), dim, int(v.shape[3]), int(k.shape[0]), page, width)

@@ -56,9 +56,9 @@ def derivative(e: Any, by: Var, others: tuple[Var, ...] = ()) -> Any:
         x, n = e.args
         return _times(n * T.pow(x, n - 1.0), derivative(x, by, others))
     what = f"the variable `{e.name}`" if isinstance(e, Var) else f"`{e.op}`" if hasattr(e, "op") else type(e).__name__
-    raise error("attention-gradient", f"the derivative of a score function with {what} is not known", found=what,
-                expected="+, -, *, /, T.min, T.max, T.if_then_else, T.pow with a constant exponent, and "
-                f"{', '.join(sorted(_RULES))}", hint="call it under torch.no_grad(), or write the score as one such expression")
+    raise error("attention-gradient", f"the derivative of a score function with ‹{what}› is not known", expected="+, -, *, /, "
+                f"T.min, T.max, T.if_then_else, T.pow with a constant exponent, and {', '.join(sorted(_RULES))}",
+                hint="call it under torch.no_grad(), or write the score as one such expression")
 
 
 def _binary(e: Binary, da: Any, db: Any) -> Any:
@@ -76,7 +76,7 @@ def _binary(e: Binary, da: Any, db: Any) -> Any:
         return _chosen(e.a <= e.b if e.op == "min" else e.a >= e.b, da, db)
     if _zero(da) and _zero(db):
         return 0.0
-    raise error("attention-gradient", f"the derivative of a score function with `{e.op}` is not known", found=f"`{e.op}`",
+    raise error("attention-gradient", f"the derivative of a score function with ‹`{e.op}`› is not known",
                 expected="+, -, *, /, T.min and T.max of scores", hint="call it under torch.no_grad()")
 
 

@@ -93,7 +93,7 @@ def check_dropout(dropout: Any, seed: Any, q: Any) -> tuple[int, Any]:
     attention-option."""
     if not 0.0 <= dropout < 1.0:
         raise error("attention-option", f"dropout is a fraction of the weights, found {dropout}", expected="0 <= dropout < 1",
-                    found=str(dropout), hint="dropout=0.1")
+                    hint="dropout=0.1")
     drop = min(LEVELS - 1, round(dropout * LEVELS))
     if drop == 0:
         return 0, None
@@ -106,7 +106,6 @@ def check_dropout(dropout: Any, seed: Any, q: Any) -> tuple[int, Any]:
         return drop, number if is_numpy(q) else copied_to(q, number)
     if is_numpy(seed) != is_numpy(q) or type_name(seed) != "int64" or tuple(seed.shape) != (1,) or device_of(
             seed) != device_of(q):
-        raise error("attention-option", f"seed is {type_name(seed)} {tuple(seed.shape)} on {device_of(seed)}",
-                    expected=f"an int, or int64 (1,) on {device_of(q)}", found=f"{type_name(seed)} {tuple(seed.shape)}",
-                    hint="torch.randint(2**62, (1,), device=q.device)")
+        raise error("attention-option", f"seed is ‹{type_name(seed)} {tuple(seed.shape)}› on {device_of(seed)}",
+                    expected=f"an int, or int64 (1,) on {device_of(q)}", hint="torch.randint(2**62, (1,), device=q.device)")
     return drop, seed

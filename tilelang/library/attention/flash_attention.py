@@ -98,8 +98,8 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     drop, seed = check_dropout(dropout, seed, q) if dropout else (0, None)
     if not direct((q, k, v, sinks)):
         if out is not None:
-            raise error("attention-gradient", "flash_attention computes no gradient where `out` is given, and is not traced",
-                        expected="no `out`", found="`out`", hint="leave it out")
+            raise error("attention-gradient", "flash_attention computes no gradient where ‹`out`› is given, and is not traced",
+                        expected="no `out`", hint="leave it out")
         mask = mask_of(causal, window, None)
         found = _FUNCTION(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seed, mask.left, mask.right, scale, layout, deterministic,
                           drop, target_text(target))

@@ -72,13 +72,12 @@ def check_tensors(name: str, given: Mapping[str, Any], floats: tuple[str, ...], 
         foreign = [n for n, x in given.items() if not is_numpy(x) and (torch is None or not isinstance(x, torch.Tensor))]
         other = foreign[0] if foreign else next(n for n, x in given.items() if is_numpy(x) != is_numpy(given["q"]))
         kind = type(given[other]).__name__
-        raise error("attention-argument", f"{name} takes torch tensors or NumPy arrays, all of one kind; {other} is a {kind}",
-                    expected="torch tensors or NumPy arrays, all of one kind", found=f"{other}, a {kind}")
+        raise error("attention-argument", f"{name} takes «torch tensors or NumPy arrays, all of one kind»; {other} is a {kind}",
+                    found=f"{other}, a {kind}")
     for n in floats:
         if type_name(given[n]) not in (DTYPES + ("float64",) * (double and type_name(given[floats[0]]) == "float64")):
             wanted = "float16, bfloat16 or float32" + ", or float64 on the CPU" * double
-            raise error("attention-argument", f"{n} has elements of {type_name(given[n])}, expected {wanted}",
-                        expected=wanted, found=type_name(given[n]))
+            raise error("attention-argument", f"{n} has elements of ‹{type_name(given[n])}›, expected «{wanted}»")
 
 
 def check_like(kind: str, name: str, first: Any, others: Mapping[str, tuple[Any, tuple[int, ...], str]], after: str = "",
@@ -100,7 +99,7 @@ def check_like(kind: str, name: str, first: Any, others: Mapping[str, tuple[Any,
 def check_double(kind: str, name: str, x: Any, at: Place) -> None:
     """Raises an error of this kind for float64 on a GPU."""
     if at.target.is_gpu and type_name(x) == "float64":
-        raise error(kind, f"{name} takes float64 on the CPU only", expected="float16 or bfloat16", found="float64")
+        raise error(kind, f"{name} takes ‹float64› on the CPU only", expected="float16 or bfloat16")
 
 
 def check_gradient(name: str, *inputs: Any) -> None:
@@ -125,13 +124,11 @@ def check_scale(scale: Any) -> float:
 def check_heads(heads: int, kv_heads: int, dim: int, dim_v: int) -> None:
     """Check the numbers of heads and the head dimensions. Raises attention-shape."""
     if kv_heads == 0 or heads % kv_heads:
-        raise error("attention-shape", f"{heads} query heads are no multiple of {kv_heads} kv heads",
-                    expected=f"a multiple of {kv_heads} query heads", found=str(heads),
-                    hint="each kv head serves the same number of query heads")
+        raise error("attention-shape", f"‹{heads}› query heads are no multiple of {kv_heads} kv heads",
+                    expected=f"a multiple of {kv_heads} query heads", hint="each kv head serves the same number of query heads")
     for name, n in (("head dimension of q and k", dim), ("head dimension of v", dim_v)):
         if n % 16 or not 0 < n <= 256:
-            raise error("attention-shape", f"the {name} must be a multiple of 16 up to 256, found {n}",
-                        expected="a multiple of 16 up to 256",
+            raise error("attention-shape", f"the {name} must be «a multiple of 16 up to 256», found {n}",
                         hint="pad with zeros: they change neither scores nor the other columns of the result")
 
 
@@ -175,8 +172,8 @@ def check_alike(q: Any, others: Mapping[str, Any]) -> None:
     """Check that types and devices are those of q. Raises attention-shape. others: by name, None where left out."""
     for name, x in others.items():
         if x is not None and (type_name(x) != type_name(q) or device_of(x) != device_of(q)):
-            raise error("attention-shape", f"q is {type_name(q)} on {device_of(q)}, {name} is {type_name(x)} on {device_of(x)}",
-                        expected=f"{name} of {type_name(q)} on {device_of(q)}", found=f"{type_name(x)} on {device_of(x)}",
+            raise error("attention-shape", f"q is {type_name(q)} on {device_of(q)}, {name} is ‹{type_name(x)} on "
+                        f"{device_of(x)}›", expected=f"{name} of {type_name(q)} on {device_of(q)}",
                         hint="convert them to one type on one device")
 
 

@@ -186,5 +186,4 @@ def _form(tensors: dict[str, Any], dim_v: int) -> MlaForm:
 
 
 def _rejected(expected: str, found: str, kind: str = "attention-shape") -> None:
-    raise error(kind, f"mla_decode takes {expected}; found {found}", expected=expected, found=found,
-                hint="convert the arguments")
+    raise error(kind, f"mla_decode takes «{expected}»; found ‹{found}›", hint="convert the arguments")

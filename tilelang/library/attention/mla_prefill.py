@@ -54,11 +54,11 @@ def _results(q: Any, k: Any, k_rope: Any, v: Any, *options: Any) -> Results:
     shapes = ", ".join(f"{n} {tuple(x.shape)}" for n, x in tensors.items())
     if [x.ndim for x in tensors.values()] != [4, 4, 3, 4] or any(x.shape[:2] != k.shape[:2] for x in (k_rope, v)) or (
             q.shape[::2] != (k.shape[0], k.shape[2])) or v.shape[2] != k.shape[2] or q.shape[3] != k.shape[3] + k_rope.shape[2]:
-        raise error("attention-shape", f"{shapes} do not go together", found=shapes,
-                    expected="q (batch, seq_q, heads, dim + rope), k (batch, seq_k, heads, dim), k_rope (batch, seq_k, rope), "
-                             "v (batch, seq_k, heads, dim_v)", hint="k_rope has no dimension of heads")
+        raise error("attention-shape", f"‹{shapes}› do not go together", expected="q (batch, seq_q, heads, dim + rope), k "
+                    "(batch, seq_k, heads, dim), k_rope (batch, seq_k, rope), v (batch, seq_k, heads, dim_v)",
+                    hint="k_rope has no dimension of heads")
     if type_name(q) == "float32" or any(n % 16 or not 0 < n <= 256 for n in (k.shape[3], k_rope.shape[2], v.shape[3])):
-        raise error("attention-argument", f"{shapes} of {type_name(q)}", found=f"{shapes} of {type_name(q)}",
+        raise error("attention-argument", f"‹{shapes} of {type_name(q)}›",
                     expected="float16 or bfloat16, dimensions that are multiples of 16 up to 256", hint="pad with zeros")
     batch, seq_q, heads, _ = q.shape
     return [((batch, seq_q, heads, v.shape[3]), type_name(q)), ((batch, heads, seq_q), lse_type(type_name(q)))]

@@ -150,13 +150,12 @@ def traced(update: Callable[..., Any], finish: Callable[..., Any], state: dict[s
     now = {name: Var(name, dtype("float32")) for name in state}
     weight, new, rescale = update(score, dict(now), reduce)
     if set(new) != set(state) or not set(constant) <= set(state):
-        raise error("attention-option", f"update returns the states {sorted(new)}", expected=str(sorted(state)),
-                    found=str(sorted(new)), hint="return a value for each state of the description")
+        raise error("attention-option", f"update returns the states ‹{sorted(new)}›", expected=str(sorted(state)),
+                    hint="return a value for each state of the description")
     sums = [r.result for r in reduce.found if r.kind == "sum"]
     if any(v is s for e in (weight, rescale) if isinstance(e, Expr) for v in walk(e, Var) for s in sums):
-        raise error("attention-option", "a weight depends on a sum over the keys of a tile, which later tiles change",
-                    expected="weights of the score, the state before and maxima", found="a sum",
-                    hint="divide by sums in `finish`")
+        raise error("attention-option", "a weight depends on ‹a sum› over the keys of a tile, which later tiles change",
+                    expected="weights of the score, the state before and maxima", hint="divide by sums in `finish`")
     return Traced(score, tuple(state), tuple(now.values()), tuple(float(x) for x in state.values()),
                   tuple(_float(new[n]) for n in state), tuple(reduce.found), _float(weight),
                   rescale if isinstance(rescale, Expr) else float(rescale), _float(finish(dict(now))), frozenset(constant))

@@ -160,9 +160,9 @@ def attention_problem(tensors: Mapping[str, Any], on_cuda: bool, *, causal: bool
     arrays, sinks = [tensors[n] for n in "qkv"], tensors.get("sinks")
     if sinks is not None and (type_name(sinks), tuple(sinks.shape), device_of(sinks)) != (
             lse_type(type_name(q)), (sizes.heads,), device_of(q)):
-        raise error("attention-shape", f"sinks are {type_name(sinks)} {tuple(sinks.shape)} on {device_of(sinks)}",
+        raise error("attention-shape", f"sinks are ‹{type_name(sinks)} {tuple(sinks.shape)}› on {device_of(sinks)}",
                     expected=f"{lse_type(type_name(q))} ({sizes.heads},) on {device_of(q)}",
-                    found=f"{type_name(sinks)} {tuple(sinks.shape)}", hint="one logit for each query head")
+                    hint="one logit for each query head")
     found = [strides_of(x, aligned) for x in arrays]
     if out is not None and (strides_of(out) is None or not is_numpy(out) and out.data_ptr() & 15):
         raise error("attention-shape", "`out` has rows that are not contiguous or not aligned to 16 bytes",
@@ -195,8 +195,7 @@ def fold_place(steps: tuple[int, ...], shape: tuple[int, ...], layout: str, grou
 def _ranks(q: Any, k: Any, v: Any, rank: int, names: str) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if len(x.shape) != rank:
-            raise error("attention-shape", f"{name} has shape {tuple(x.shape)}, expected {rank} dimensions {names}",
-                        expected=f"{rank} dimensions {names}", found=str(tuple(x.shape)),
+            raise error("attention-shape", f"{name} has shape ‹{tuple(x.shape)}›, expected «{rank} dimensions {names}»",
                         hint="packed sequences have 3 dimensions and cu_seqlens_q, others 4")
 
 
@@ -204,8 +203,8 @@ def _sizes(tensors: Mapping[str, Any], layout: str) -> Sizes:
     """The sizes of a call whose tensors and layout are checked. Raises attention-option, attention-shape."""
     q, k, v, cu_q, cu_k, out = (tensors[n] for n in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "out"))
     if layout not in LAYOUTS:
-        raise error("attention-option", f"layout must be one of {', '.join(LAYOUTS)}, found {layout!r}",
-                    expected=f"one of {', '.join(LAYOUTS)}", hint="bshd: (batch, sequence, head, dim)")
+        raise error("attention-option", f"layout must be «one of {', '.join(LAYOUTS)}», found {layout!r}",
+                    hint="bshd: (batch, sequence, head, dim)")
     packed = cu_q is not None
     if cu_k is not None and not packed:
         raise error("attention-option", "cu_seqlens_k is given without cu_seqlens_q",
@@ -215,8 +214,7 @@ def _sizes(tensors: Mapping[str, Any], layout: str) -> Sizes:
     check_heads(sizes.heads, sizes.kv_heads, sizes.dim, sizes.dim_v)
     check_alike(q, {"k": k, "v": v, "out": out})
     if out is not None and tuple(out.shape) != shape:
-        raise error("attention-shape", f"out has shape {tuple(out.shape)}, expected {shape}",
-                    expected=str(shape), found=str(tuple(out.shape)), hint="leave it out")
+        raise error("attention-shape", f"out has shape ‹{tuple(out.shape)}›, expected «{shape}»", hint="leave it out")
     return sizes
 
 
@@ -238,17 +236,15 @@ def _packed_sizes(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any) -> Sizes:
             continue
         if type_name(x) != "int32" or len(x.shape) != 1 or x.shape[0] < 1 or x.shape != cu_q.shape or \
                 device_of(x) != device_of(q) or strides(x)[0] != 1:
-            raise error("attention-shape", f"{name} is {type_name(x)} of shape {tuple(x.shape)} on "
-                        f"{device_of(x)}, expected int32 (sequences + 1,) on the device of q, contiguous",
-                        expected="int32 (sequences + 1,) on the device of q, contiguous",
-                        found=f"{type_name(x)} {tuple(x.shape)} on {device_of(x)}",
-                        hint="cumulative lengths: [0, len_0, len_0 + len_1, …]")
+            raise error("attention-shape", f"{name} is {type_name(x)} of shape {tuple(x.shape)} on {device_of(x)}, expected "
+                        "«int32 (sequences + 1,) on the device of q, contiguous»", found=f"{type_name(x)} {tuple(x.shape)} on "
+                        f"{device_of(x)}", hint="cumulative lengths: [0, len_0, len_0 + len_1, …]")
     sizes = Sizes(int(cu_q.shape[0]) - 1, int(q.shape[0]), int(k.shape[0]), int(q.shape[1]), int(k.shape[1]), int(q.shape[2]),
                   int(v.shape[2]))
     _agree(q, k, v, v.shape[0] == sizes.seq_k and v.shape[1] == sizes.kv_heads and k.shape[2] == sizes.dim)
     if cu_k is None and sizes.seq_q != sizes.seq_k:
-        raise error("attention-shape", f"q has {sizes.seq_q} tokens and k {sizes.seq_k}, but cu_seqlens_k is not given",
-                    expected=f"as many tokens of k as of q: {sizes.seq_q}", found=str(sizes.seq_k), hint="give cu_seqlens_k")
+        raise error("attention-shape", f"q has {sizes.seq_q} tokens and k ‹{sizes.seq_k}›, but cu_seqlens_k is not given",
+                    expected=f"as many tokens of k as of q: {sizes.seq_q}", hint="give cu_seqlens_k")
     return sizes
 
 
@@ -266,18 +262,16 @@ def mask_of(causal: bool, window: Any, sizes: Sizes | None) -> Mask:
     right: Any = None
     if isinstance(window, (int, np.integer)) and not isinstance(window, bool):
         if window < 1:
-            raise error("attention-option", f"a window of {window} keys shows nothing",
-                        expected="at least 1 key", found=str(window), hint="give 1 or more, or None")
+            raise error("attention-option", f"a window of ‹{window}› keys shows nothing", expected="at least 1 key",
+                        hint="give 1 or more, or None")
         left = right = int(window) - 1
     elif isinstance(window, (tuple, list)) and len(window) == 2:
         left, right = (None if n is None else int(n) for n in window)
         if (left is not None and left < 0) or (right is not None and right < 0):
-            raise error("attention-option", f"window {tuple(window)} has a negative side",
-                        expected="sides of at least 0", found=str(tuple(window)),
+            raise error("attention-option", f"window ‹{tuple(window)}› has a negative side", expected="sides of at least 0",
                         hint="(left, right): keys before and after the query's own position; None for no limit")
     elif window is not None:
-        raise error("attention-option", f"window must be an int or (left, right), found {window!r}",
-                    expected="an int or (left, right)", hint="window=1024")
+        raise error("attention-option", f"window must be «an int or (left, right)», found {window!r}", hint="window=1024")
     if causal:
         right = 0
     if sizes is not None:

@@ -36,13 +36,12 @@ def index_scores(q: Any, k: Any, weights: Any, q_scale: Any = None, k_scale: Any
     """
     if (q.ndim, k.ndim) != (3, 2) or q.shape[2] != k.shape[1] or (type_name(q), type_name(k)) not in [(t, t) for t in _TYPES]:
         found = f"q {type_name(q)} {tuple(q.shape)}, k {type_name(k)} {tuple(k.shape)}"
-        raise error("attention-argument", f"index_scores: {found}", found=found,
+        raise error("attention-argument", f"index_scores: ‹{found}›",
                     expected=f"q (queries, heads, dim) and k (keys, dim), both {', '.join(_TYPES[:2])} or {_TYPES[2]}")
     (queries, heads, dim), keys = (int(n) for n in q.shape), int(k.shape[0])
     if dim % 32 or not 0 < dim <= 256 or not 0 < heads <= 128:
-        raise error("attention-shape", f"index_scores has no kernel for {heads} heads of {dim}",
-                    found=f"{heads} heads of {dim}", expected="a multiple of 32 up to 256, 1 to 128 heads",
-                    hint="pad with zeros")
+        raise error("attention-shape", f"index_scores has no kernel for ‹{heads} heads of {dim}›",
+                    expected="a multiple of 32 up to 256, 1 to 128 heads", hint="pad with zeros")
     ends, k_scale = (y if y is not None else filled(q, (n,), value, kind) for y, n, value, kind in (
         (ends, queries, keys, "int32"), (k_scale, keys, 1, "float32")))
     check_like("attention-shape", "index_scores", q, {

@@ -83,12 +83,12 @@ def _form(q: Any, kv: Any, indices: Any, counts: Any, dim_v: int) -> MlaForm:
     found = ", ".join(f"{n} {type_name(x)} {tuple(x.shape)} on {device_of(x)}" for n, x in given.items())
     if type_name(q) == "float32" or type_name(kv) != type_name(q) or any(
             type_name(x) != "int32" for x in (indices, counts) if x is not None):
-        raise error("attention-argument", f"sparse_mla takes q and kv of float16 or bfloat16, indices and counts of int32; "
-                    f"found {found}", expected="q and kv of float16 or bfloat16, indices of int32", found=found)
+        raise error("attention-argument", "sparse_mla takes q and kv of float16 or bfloat16, indices and counts of int32; "
+                    f"found ‹{found}›", expected="q and kv of float16 or bfloat16, indices of int32")
     if (q.ndim, kv.ndim, indices.ndim) != (3, 2, 2) or q.shape[0] != indices.shape[0] or q.shape[2] != kv.shape[1] or (
             counts is not None and tuple(counts.shape) != (q.shape[0],)) or len(
             {str(device_of(x)) for x in given.values()}) > 1:
-        raise error("attention-shape", f"{found} do not go together", found=found,
+        raise error("attention-shape", f"‹{found}› do not go together",
                     expected="q (queries, heads, dim), kv (rows, dim), indices (queries, most), counts (queries,)",
                     hint="kv holds the rows of all sequences, named by their numbers in it")
     dim = int(q.shape[2])

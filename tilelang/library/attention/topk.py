@@ -37,9 +37,9 @@ def topk_indices(scores: Any, k: int, ends: Any = None, *, target: Any = None) -
     """
     if scores.ndim != 2 or type_name(scores) != "float32":
         found = f"{type_name(scores)} {tuple(scores.shape)}"
-        raise error("attention-argument", f"topk_indices: scores are {found}", expected="float32 (rows, n)", found=found)
+        raise error("attention-argument", f"topk_indices: scores are ‹{found}›", expected="float32 (rows, n)")
     if k < 1:
-        raise error("attention-option", f"topk_indices of {k} elements", expected="a positive number", found=str(k),
+        raise error("attention-option", f"topk_indices of ‹{k}› elements", expected="a positive number",
                     hint="k is a number of Python")
     rows, n = (int(x) for x in scores.shape)
     ends = filled(scores, (rows,), n, "int32") if ends is None else ends

@@ -56,7 +56,7 @@ def fused_matmul(a: Any, b: Any, epilogue: Value | None = None, *, second: Any =
     """
     arrays = (a, b, *([] if second is None else [second]), *tensors)
     if not all(isinstance(r, tuple) and len(r) in (2, 3) for r in reduce):
-        raise error("matmul-option", f"reductions {reduce!r} of fused_matmul", found=repr(reduce),
+        raise error("matmul-option", f"reductions ‹{reduce!r}› of fused_matmul",
                     expected="a sequence of (over, how) or (over, how, value)", hint='for example reduce=[("rows", "sum")]')
     functions = (epilogue, *(r[2] if len(r) > 2 else None for r in reduce))
     states = tuple(None if f is None else _FUNCTIONS.argument(f) for f in functions)
@@ -93,18 +93,18 @@ def _prepare(arrays: tuple[Any, ...], functions: tuple[Value | None, ...], optio
     check_target(p, at.target)
     if pair and (tuple(second.shape) != tuple(b.shape) or type_name(second) != type_name(b) or exact or functions[0] is None):
         found = f"{type_name(second)} {tuple(second.shape)}"
-        raise error("matmul-option", f"second of fused_matmul is {found}", found=found,
+        raise error("matmul-option", f"second of fused_matmul is ‹{found}›",
                     expected=f"{type_name(b)} {tuple(b.shape)} as b, with an epilogue of both, and not exact",
                     hint="pass a second matrix of the shape and type of b, and a function of both accumulators")
     wrong = [k for k in kinds if len(k) != 2 or k[0] not in ("rows", "all") or k[1] not in HOW]
     if exact and p.kind != "tf32":
-        raise error("matmul-option", f"exact is for operands of float32, found {p.types[0]}", found=p.types[0],
-                    expected="float32", hint="leave it out: sums of other types are exact to the accumulator")
+        raise error("matmul-option", f"exact is for operands of «float32», found {p.types[0]}",
+                    hint="leave it out: sums of other types are exact to the accumulator")
     if wrong or len(tensors) > MOST_TENSORS or p.batch or 0 in (p.m, p.n, p.k) or not (kinds or stored):
         found = f"reduction {wrong[0]}" if wrong else f"{len(tensors)} tensors, shapes {tuple(a.shape)} and {tuple(b.shape)}"
-        raise error("matmul-option", f"fused_matmul has no kernel for {found}", found=found,
-                    expected=f"matrices that are not empty, up to {MOST_TENSORS} tensors, reductions (\"rows\" or \"all\", "
-                    f"{' or '.join(HOW)})", hint="call it once for each matrix of a batch; join tensors that functions read")
+        raise error("matmul-option", f"fused_matmul has no kernel for ‹{found}›", expected="matrices that are not empty, up to "
+                    f"{MOST_TENSORS} tensors, reductions (\"rows\" or \"all\", {' or '.join(HOW)})",
+                    hint="call it once for each matrix of a batch; join tensors that functions read")
     sides = [(a, p.left), (b, p.right), *([(second, p.right)] if pair else [])]
     loose = [not (y.plain and strided(x) and (aligned(x) or not at.target.is_gpu)) for x, y in sides]
     if pair and strides(second) != strides(b):

@@ -187,7 +187,7 @@ def _with_gradient(a: Any, b: Any, sizes: Any, bias: Any, transpose_b: bool, opt
     lost = [name for name, x in given.items() if x is not None]
     if lost or TYPES.get(type_name(a), ("int8",))[0] in ("int8", "fp8"):
         found = ", ".join(lost) or f"operands of {type_name(a)}"
-        raise error("matmul-gradient", f"grouped_matmul has no gradient with {found}", found=found,
+        raise error("matmul-gradient", f"grouped_matmul has no gradient with ‹{found}›",
                     expected="floating-point operands of at least 16 bits, no bias, activation, out_dtype or out",
                     hint="add the bias and apply the activation to the result; leave out out")
     return GROUPED_MATMUL(a, b, sizes, transpose_b, target_text(options["target"]), options["execution_backend"])

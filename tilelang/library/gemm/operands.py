@@ -90,8 +90,8 @@ class Copied:
 def operand(x: Any, name: str, transpose: bool) -> Operand:
     """op(x) of a tensor. Raises matmul-shape for a tensor that is no matrix or batch of matrices."""
     if x.ndim not in (2, 3):
-        raise error("matmul-shape", f"{name} has shape {tuple(x.shape)}, a matrix or a batch of matrices was expected",
-                    expected="2 or 3 dimensions", found=str(tuple(x.shape)), hint="reshape it to (batch, rows, columns)")
+        raise error("matmul-shape", f"{name} has shape ‹{tuple(x.shape)}›, a matrix or a batch of matrices was expected",
+                    expected="2 or 3 dimensions", hint="reshape it to (batch, rows, columns)")
     *lead, rows, columns = (int(n) for n in x.shape)
     *first, down, right = strides(x)
     if columns == 1:

@@ -116,9 +116,8 @@ def grouped_problem(tensors: Mapping[str, Any], target: Target, *, transpose_b: 
     left, right = operand(a, "a", False), operand(b, "b", transpose_b)
     m, n, k = _check_shapes(left, right)
     if tuple(sizes.shape) != (b.shape[0],) or type_name(sizes) != "int32":
-        raise error("matmul-shape", f"group_sizes is {type_name(sizes)} {tuple(sizes.shape)}, expected int32 ({b.shape[0]},)",
-                    expected=f"int32 ({b.shape[0]},)", found=f"{type_name(sizes)} {tuple(sizes.shape)}",
-                    hint="one size a matrix of b")
+        raise error("matmul-shape", f"group_sizes is ‹{type_name(sizes)} {tuple(sizes.shape)}›, expected «int32 "
+                    f"({b.shape[0]},)»", hint="one size a matrix of b")
     _check_rest(a, {"b": b, "bias": bias, "group_sizes": sizes, "out": out}, n, bias, activation)
     _check_out(out, (m, n), types[2])
     if 0 in (m, n, k) or not right.batch:
@@ -139,8 +138,8 @@ def result_shape(a: Any, m: int, n: int) -> tuple[int, ...]:
 def check_target(p: MatmulProblem, target: Target) -> None:
     """Check the target. Raises matmul-target."""
     if p.kind == "fp8" and target.is_gpu and not target.has_fp8_mma:
-        raise error("matmul-target", f"there is no MMA of {p.types[0]} on {target.arch}", expected="sm_89 or newer, gfx950",
-                    found=str(target.arch), hint="sm_89 and newer and gfx950 have it; convert the operands to float16")
+        raise error("matmul-target", f"there is no MMA of {p.types[0]} on ‹{target.arch}›", expected="sm_89 or newer, gfx950",
+                    hint="sm_89 and newer and gfx950 have it; convert the operands to float16")
 
 
 def check_gradient(name: str, *operands: Any) -> None:
@@ -154,8 +153,8 @@ def check_tensors(given: Iterable[Any]) -> None:
     """Raises matmul-type for the first object that is no tensor."""
     for x in given:
         if not (isinstance(x, np.ndarray) or hasattr(x, "stride") and hasattr(x, "data_ptr")):
-            raise error("matmul-type", f"operands are torch tensors or NumPy arrays, found {type(x).__name__}",
-                        expected="torch tensors or NumPy arrays", hint="pass torch.from_numpy(x) or np.asarray(x)")
+            raise error("matmul-type", f"operands are «torch tensors or NumPy arrays», found {type(x).__name__}",
+                        hint="pass torch.from_numpy(x) or np.asarray(x)")
 
 
 def check_disjoint(out: Any, others: dict[str, Any]) -> None:
@@ -171,15 +170,15 @@ def check_types(a: Any, b: Any, out_dtype: Any) -> tuple[str, str, str, str]:
     """The types (a, b, result, accumulator). Raises matmul-type."""
     ta, tb = type_name(a), type_name(b)
     if ta not in TYPES or not (ta == tb or ta in _FP8 and tb in _FP8):
-        raise error("matmul-type", f"there is no GEMM of {ta} and {tb}", expected="operands of one type, or both float8",
-                    found=f"{ta} and {tb}", hint="operands have one type, or are both float8; types: " + ", ".join(TYPES))
+        raise error("matmul-type", f"there is no GEMM of ‹{ta} and {tb}›", expected="operands of one type, or both float8",
+                    hint="operands have one type, or are both float8; types: " + ", ".join(TYPES))
     _, acc, result = TYPES[ta]
     if out_dtype is not None:
         name = out_dtype.__name__ if isinstance(out_dtype, type) else str(out_dtype)
         result = f"{dtype(name.rpartition('.')[2])}"
     if not (dtype(result).is_float or result == acc):
-        raise error("matmul-type", f"a GEMM of {ta} has no result of {result}", expected=f"{acc} or a floating-point type",
-                    found=str(result), hint=f"{acc} and floating-point results exist")
+        raise error("matmul-type", f"a GEMM of {ta} has no result of ‹{result}›", expected=f"{acc} or a floating-point type",
+                    hint=f"{acc} and floating-point results exist")
     return ta, tb, result, acc
 
 
@@ -204,8 +203,7 @@ def _check_scales(scale_a: Any, scale_b: Any, kind: str, sizes: tuple[int, int, 
                     hint="multiply the result, or pass the other scale too")
     for x in (scale_a, scale_b):
         if type_name(x) != "float32":
-            raise error("matmul-type", f"scales are float32, found {type_name(x)}", expected="float32",
-                        hint="convert the scales")
+            raise error("matmul-type", f"scales are «float32», found {type_name(x)}", hint="convert the scales")
     found, (m, n, k) = (tuple(scale_a.shape), tuple(scale_b.shape)), sizes
     if all(s in ((), (1,), (1, 1)) for s in found):
         return "tensor"
@@ -221,22 +219,21 @@ def _check_scales(scale_a: Any, scale_b: Any, kind: str, sizes: tuple[int, int, 
 def _check_out(out: Any, shape: tuple[int, ...], element: str) -> None:
     """Check the tensor for the result.  Raises matmul-shape."""
     if out is not None and (tuple(out.shape) != shape or type_name(out) != element):
-        raise error("matmul-shape", f"out is {type_name(out)} {tuple(out.shape)}, expected {element} {tuple(shape)}",
-                    expected=f"{element} {tuple(shape)}", found=f"{type_name(out)} {tuple(out.shape)}", hint="leave out out")
+        raise error("matmul-shape", f"out is ‹{type_name(out)} {tuple(out.shape)}›, expected «{element} {tuple(shape)}»",
+                    hint="leave out out")
 
 
 def _check_rest(a: Any, others: dict[str, Any], n: int, bias: Any, activation: str | None) -> None:
     """Check bias, out and devices. Raises matmul-device, matmul-shape, matmul-option, matmul-type."""
     for name, x in others.items():
         if x is not None and place(x) != place(a):
-            raise error("matmul-device", f"a is on {place(a)}, {name} on {place(x)}",
-                        expected=f"{name} on {place(a)}", found=str(place(x)), hint="move the operands to one device")
+            raise error("matmul-device", f"a is on {place(a)}, {name} on ‹{place(x)}›", expected=f"{name} on {place(a)}",
+                        hint="move the operands to one device")
     if bias is not None and tuple(bias.shape) != (n,):
-        raise error("matmul-shape", f"bias has shape {tuple(bias.shape)}, expected ({n},)",
-                    expected=f"({n},)", found=str(tuple(bias.shape)), hint="one bias a column")
+        raise error("matmul-shape", f"bias has shape ‹{tuple(bias.shape)}›, expected «({n},)»", hint="one bias a column")
     if bias is not None and not dtype(type_name(bias)).is_float:
-        raise error("matmul-type", f"bias is of {type_name(bias)}",
-                    expected="a floating-point type", found=type_name(bias), hint="pass a floating-point bias")
+        raise error("matmul-type", f"bias is of ‹{type_name(bias)}›", expected="a floating-point type",
+                    hint="pass a floating-point bias")
     if activation is not None and activation not in ACTIVATIONS:
-        raise error("matmul-option", f"there is no activation {activation!r}", expected=f"one of {', '.join(ACTIVATIONS)}",
-                    found=repr(activation), hint="one of " + ", ".join(ACTIVATIONS))
+        raise error("matmul-option", f"there is no activation ‹{activation!r}›", expected=f"one of {', '.join(ACTIVATIONS)}",
+                    hint="one of " + ", ".join(ACTIVATIONS))

@@ -157,9 +157,8 @@ def sparse_compress(a: Any, *, target: Any = None, execution_backend: str | None
     _check_matrix(a, "a")
     (m, k), element = (int(x) for x in a.shape), type_name(a)
     if k % COLUMNS or not m * k:
-        raise error("matmul-shape", f"a of sparse_compress is {m} x {k}", found=f"{m} x {k}",
-                    expected=f"rows of a positive multiple of {COLUMNS} elements",
-                    hint=f"pad the rows with zeros, and those of b, to a multiple of {COLUMNS}")
+        raise error("matmul-shape", f"a of sparse_compress is ‹{m} x {k}›", expected="rows of a positive multiple of "
+                    f"{COLUMNS} elements", hint=f"pad the rows with zeros, and those of b, to a multiple of {COLUMNS}")
     values, words = empty(a, (m, k // 2), element), zeros(a, (k // _BYTE, padded_rows(m)), "uint8")
     wrong = zeros(a, (1,), "int32")
     at.kernel(compress, m, k, element)(contiguous(a), values, words, wrong)
@@ -204,7 +203,7 @@ _ANSWERS: Cache[Prepared] = Cache(1024)
 def _check_matrix(x: Any, name: str) -> None:
     element = type_name(x)
     if element not in TYPES or TYPES[element][0] not in ("half", "fp8", "int8"):
-        raise error("matmul-type", f"sparse matrices of {element} are not supported", found=element,
+        raise error("matmul-type", f"sparse matrices of ‹{element}› are not supported",
                     expected="float16, bfloat16, float8_e4m3fn, float8_e5m2, int8 or uint8", hint="convert it to one of these")
     if x.ndim != 2:
         raise error("matmul-shape", f"{name} has {x.ndim} dimensions", found=str(tuple(x.shape)), expected="a matrix",
@@ -226,7 +225,7 @@ def _prepare(arrays: tuple[Any, ...], transpose_b: bool, out_dtype: Any, at: Pla
                     expected=f"one k, a positive multiple of {COLUMNS}, and metadata {want}",
                     hint="pass both results of sparse_compress, and b as (k, n), or as (n, k) with transpose_b=True")
     if type_name(metadata) != "uint8":
-        raise error("matmul-type", f"metadata of {type_name(metadata)}", found=type_name(metadata), expected="uint8",
+        raise error("matmul-type", f"metadata of ‹{type_name(metadata)}›", expected="uint8",
                     hint="pass the second result of sparse_compress")
     if len({place(x) for x in arrays}) > 1:
         raise error("matmul-device", "values, metadata and b are on different devices", expected="one device",

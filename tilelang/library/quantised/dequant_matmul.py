@@ -95,8 +95,8 @@ def dequant_problem(given: Mapping[str, Any]) -> DequantForm:
                         found=f"{place(a)} and {place(x)}", hint="move them to one device")
         wanted = _ELEMENTS if name == "a" else ("uint8",) if name in ("w", "zero_points") else (type_name(a),)
         if type_name(x) not in wanted:
-            raise error("matmul-type", f"`{name}` has elements of {type_name(x)}", expected=" or ".join(wanted),
-                        found=type_name(x), hint="weights are pairs of numbers of four bits in a uint8; scales have a's type")
+            raise error("matmul-type", f"`{name}` has elements of ‹{type_name(x)}›", expected=" or ".join(wanted),
+                        hint="weights are pairs of numbers of four bits in a uint8; scales have a's type")
     if "lut" in given and "zero_points" in given:
         raise error("matmul-shape", "a look-up table has no zero points", expected="zero_points or lut", found="both",
                     hint="subtract the zero points from the table's values")
@@ -110,7 +110,7 @@ def dequant_problem(given: Mapping[str, Any]) -> DequantForm:
     for name, shape in shapes.items():
         x = given.get(name)
         if x is not None and tuple(x.shape) != shape:
-            raise error("matmul-shape", f"`{name}` has shape {tuple(x.shape)}", expected=str(shape), found=str(tuple(x.shape)),
+            raise error("matmul-shape", f"`{name}` has shape ‹{tuple(x.shape)}›", expected=str(shape),
                         hint="w is (n, k / 2); scales and zero_points are (n, k / group), lut (16,)")
     if k % 2 or not group or groups * group != k:
         raise error("matmul-shape", f"{groups} groups do not divide {k} weights of a row into equal parts",

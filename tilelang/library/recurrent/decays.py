@@ -238,12 +238,11 @@ def _results(q: Any, k: Any, v: Any, log_decay: Any, *options: Any) -> Results:
     if any(x.ndim != 4 or is_numpy(x) != is_numpy(q) or type_name(x) != kind or device_of(x) != device_of(q)
            for x in given.values()) or q.shape != k.shape or v.shape[:3] != q.shape[:3] or any(
                not 0 < n <= 256 for n in (q.shape[3], v.shape[3])) or kind not in ("float16", "bfloat16", "float64"):
-        raise error("delta-argument", f"{shapes} do not go together", found=shapes,
-                    expected="q, k (batch, seq, heads, dim), v (batch, seq, heads, dim_v) of float16, bfloat16 or float64, "
-                             "dimensions of 1 to 256")
+        raise error("delta-argument", f"‹{shapes}› do not go together", expected="q, k (batch, seq, heads, dim), v (batch, "
+                    "seq, heads, dim_v) of float16, bfloat16 or float64, dimensions of 1 to 256")
     if decays is not None and (decays not in (tuple(q.shape[:3]), (q.shape[2],)) or type_name(log_decay) != accum or device_of(
             log_decay) != device_of(q)):
-        raise error("delta-argument", f"log_decay is {type_name(log_decay)} {decays}", found=f"{type_name(log_decay)} {decays}",
+        raise error("delta-argument", f"log_decay is ‹{type_name(log_decay)} {decays}›",
                     expected=f"{accum} {tuple(q.shape[:3])} or ({q.shape[2]},) on {device_of(q)}", hint="logarithms, at most 0")
     return [(tuple(v.shape), kind)]
 

@@ -160,7 +160,7 @@ def _check(name: str, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, initial
     """(batch, seq, heads, dim_k, dim_v).  Raises delta-argument."""
     found = f"q {tuple(q.shape)}, v {tuple(v.shape)}"
     if q.ndim != 4 or v.ndim != 4 or q.shape[:2] != v.shape[:2] or q.shape[2] == 0 or v.shape[2] % q.shape[2]:
-        raise error("delta-argument", f"the shapes given to {name} do not go together: {found}", found=found,
+        raise error("delta-argument", f"the shapes given to {name} do not go together: ‹{found}›",
                     expected="q (batch, seq, key heads, dim_k), v (batch, seq, heads, dim_v), heads a multiple of key heads")
     (batch, seq, heads, dim_v), dim_k, kind = v.shape, q.shape[3], type_name(q)
     if not 0 < dim_k <= 256 or not dim_v or kind not in ("float16", "bfloat16", "float64"):

@@ -85,7 +85,7 @@ def _form(x: Any, b: Any, d: Any, length: int, slices: int = 1) -> MambaForm:
 def _results(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, initial: Any, target: str | None) -> Results:
     found, kind = f"x {tuple(x.shape)}, b {tuple(b.shape)}", type_name(x)
     if x.ndim != 4 or b.ndim != 4 or x.shape[:2] != b.shape[:2] or b.shape[2] == 0 or x.shape[2] % b.shape[2]:
-        raise error("ssd-argument", f"the shapes given to mamba2 do not go together: {found}", found=found,
+        raise error("ssd-argument", f"the shapes given to mamba2 do not go together: ‹{found}›",
                     expected="x (batch, seq, heads, P), b (batch, seq, groups, N), heads a multiple of groups")
     batch, seq, heads, p, n = *x.shape, b.shape[3]
     if any(not 0 < m <= 256 for m in (p, n)) or kind not in ("float16", "bfloat16", "float64"):

@@ -87,7 +87,7 @@ def _sizes(name: str, x: Any, b: Any, dt: Any) -> tuple[int, ...]:
     found = f"x {tuple(x.shape)}, b or c {tuple(b.shape)}, dt {tuple(dt.shape)}"
     if (x.ndim, b.ndim, dt.ndim) != (4, 4, 4) or x.shape[:2] != b.shape[:2] or dt.shape[:2] != x.shape[::2] or \
             dt.shape[2] * dt.shape[3] != x.shape[1] or b.shape[2] == 0 or x.shape[2] % b.shape[2]:
-        raise error("ssd-argument", f"the shapes given to {name} do not go together: {found}", found=found,
+        raise error("ssd-argument", f"the shapes given to {name} do not go together: ‹{found}›",
                     expected="x (batch, seq, heads, P), b or c (batch, seq, groups, N), dt (batch, heads, chunks, length)",
                     hint="pad the sequence to whole chunks")
     p, n, length = x.shape[3], b.shape[3], dt.shape[3]
@@ -102,7 +102,7 @@ def _check(name: str, x: Any, b: Any, dt: Any, others: dict[str, tuple[Any, tupl
     """The sizes.  others: name -> (tensor, its shape, its type).  Raises ssd-argument, attention-gradient."""
     sizes, kind = _sizes(name, x, b, dt), type_name(x)
     if kind not in ("float16", "bfloat16"):
-        raise error("ssd-argument", f"x is {kind}", expected="float16 or bfloat16", found=kind)
+        raise error("ssd-argument", f"x is ‹{kind}›", expected="float16 or bfloat16")
     given = {"b or c": (b, tuple(b.shape), kind), "dt": (dt, tuple(dt.shape), "float32"), **others}
     check_like("ssd-argument", name, x, given, ", like x")
     return sizes

@@ -53,7 +53,7 @@ def _pair(name: str, value: Any, least: int) -> list[int]:
     both = list(value) if isinstance(value, (tuple, list)) else [value, value]
     if len(both) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in both):
         wanted = f"an integer of at least {least}, or two of them"
-        raise error("training-argument", f"{name} of conv2d is {value!r}", expected=wanted, found=repr(value))
+        raise error("training-argument", f"{name} of conv2d is ‹{value!r}›", expected=wanted)
     return both
 
 
@@ -62,8 +62,8 @@ def _form(x: Any, weight: Any, stride: list[int], padding: list[int], dilation: 
     for name, t in (("x", x), ("weight", weight)):
         if len(getattr(t, "shape", ())) != 4 or 0 in t.shape[1:]:
             found = str(tuple(getattr(t, "shape", ())))
-            raise error("training-argument", f"{name} of conv2d has the shape {found}", found=found, expected="four dimensions "
-                        "that are not 0: images, height, width, channels; features, height, width, channels of the kernel")
+            raise error("training-argument", f"{name} of conv2d has the shape ‹{found}›", expected="four dimensions that are "
+                        "not 0: images, height, width, channels; features, height, width, channels of the kernel")
     check_alike("conv2d", x, {"weight": (weight, (*weight.shape[:3], x.shape[3]), (type_name(x),))})
     kind = type_name(x)
     f = ConvForm(tuple(map(int, x.shape[1:])), int(weight.shape[0]), tuple(map(int, weight.shape[1:3])), tuple(stride),

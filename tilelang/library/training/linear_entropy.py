@@ -235,8 +235,7 @@ def _results(x: Any, weight: Any, labels: Any, *options: Any) -> Results:
     kind, rows = type_name(x), tuple(x.shape[:-1])
     if weight.ndim != 2 or weight.shape[0] == 0 or x.shape[-1] == 0:
         found = str(tuple(weight.shape))
-        raise error("training-argument", f"weight of linear_cross_entropy is {found}", found=found,
-                    expected="(n, k), not empty")
+        raise error("training-argument", f"weight of linear_cross_entropy is ‹{found}›", expected="(n, k), not empty")
     check_alike("linear_cross_entropy", x, {"labels": (labels, rows, ("int32", "int64")),
                                             "weight": (weight, (weight.shape[0], x.shape[-1]), (kind,))})
     acc = accumulator(kind)

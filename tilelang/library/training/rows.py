@@ -58,8 +58,7 @@ def check_alike(name: str, first: Any, others: Mapping[str, tuple[Any, tuple[Any
             continue
         wanted = f"{' or '.join(dict.fromkeys(kinds))} {shape} on {place(first)}"
         if not (hasattr(x, "shape") and hasattr(x, "dtype")):
-            raise error("training-argument", f"{what} of {name} is a {type(x).__name__}", expected=wanted,
-                        found=type(x).__name__)
+            raise error("training-argument", f"{what} of {name} is a ‹{type(x).__name__}›", expected=wanted)
         if is_numpy(x) != is_numpy(first) or tuple(x.shape) != shape or type_name(x) not in kinds or place(x) != place(first):
-            raise error("training-argument", f"{what} of {name} is {type_name(x)} {tuple(x.shape)} on {place(x)}",
-                        expected=wanted, found=f"{type_name(x)} {tuple(x.shape)} on {place(x)}")
+            raise error("training-argument", f"{what} of {name} is ‹{type_name(x)} {tuple(x.shape)} on {place(x)}›",
+                        expected=wanted)

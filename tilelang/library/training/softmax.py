@@ -63,8 +63,7 @@ def cross_entropy(logits: Any, labels: Any, *, ignore_index: int = -100, label_s
 def check_reduction(name: str, reduction: str) -> None:
     """Raises training-argument for a reduction that there is not."""
     if reduction not in REDUCTIONS:
-        raise error("training-argument", f"{name} has no reduction {reduction!r}", expected=f"one of {', '.join(REDUCTIONS)}",
-                    found=repr(reduction))
+        raise error("training-argument", f"{name} has no reduction ‹{reduction!r}›", expected=f"one of {', '.join(REDUCTIONS)}")
 
 
 def _softmax_results(x: Any, *others: Any) -> Results:

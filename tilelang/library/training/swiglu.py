@@ -104,8 +104,8 @@ def _form(gate: Any, up: Any) -> GateForm:
 def _results(gate: Any, up: Any, target: str | None) -> Results:
     check_alike("swiglu", gate, {"up": (up, tuple(gate.shape), (type_name(gate),))})
     if up is None and gate.shape[-1] % 2:
-        raise error("training-argument", f"gate of swiglu has {gate.shape[-1]} columns, and up is left out",
-                    expected="an even number of columns: those of gate, then those of up", found=str(gate.shape[-1]))
+        raise error("training-argument", f"gate of swiglu has ‹{gate.shape[-1]}› columns, and up is left out",
+                    expected="an even number of columns: those of gate, then those of up")
     return (((*gate.shape[:-1], _form(gate, up).n), type_name(gate)),)
 
 
