@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any, ClassVar
 
 from tilelang import errors
-from tilelang.ir import (Alloc, Attrs, Binary, Bind, Buffer, Expr, For, Load, Parallel, Region, Select, Span, Stmt, Store,
+from tilelang.ir import (Alloc, Attrs, Binary, Bind, Buffer, Expr, For, Load, Region, Select, Span, Stmt, Store,
                          TileOp, Var, const, convert, fresh, load, node, rewrite, seq, tile_op, walk, FRAGMENT, LOCAL, PRIVATE,
                          TRUE)
 from tilelang.layout import REGISTER, THREAD, Fragment, Mode
@@ -17,6 +17,7 @@ from .distribute import Distribution
 from .layouts import carried, same_layout
 from .lower_reduce import ReduceLowering, from_lane, memory_of_block, split_at_warp, warp_of
 from .lower_scan import ScanSteps
+from .pairing import TileLoops
 from .reduce import memory
 from .states import ELEMENT, LEFT, POSITION, RIGHT, Values, bound, given
 
@@ -71,14 +72,12 @@ class Combine(TileOp):
 
         The reference interpreter and the CPU execute these.
         """
-        states = [Buffer(f"state{k}", (1,), e.dtype, LOCAL, span=self.span) for k, e in enumerate(self.identity)]
-        at = tuple(fresh("ijklmnpq"[d]) for d in range(len(self.shape)))
-        body = seq(*[Alloc(s, None, span=self.span) for s in states], self.one_line(states, at), span=self.span)
-        if self.srcs[0].buffer.scope_name not in PRIVATE:
-            return Parallel(at, tuple(map(const, self.lines)), body, span=self.span)
-        for v, n in zip(reversed(at), reversed(self.lines)):
-            body = For(v, const(0), const(n), "serial", body, span=self.span)
-        return body
+        def line(at: tuple[Var, ...]) -> Stmt:
+            states = [Buffer(f"state{k}", (1,), e.dtype, LOCAL, span=self.span) for k, e in enumerate(self.identity)]
+            return seq(*[Alloc(s, None, span=self.span) for s in states], self.one_line(states, at), span=self.span)
+
+        loops = TileLoops()
+        return (loops.private if self.srcs[0].buffer.scope_name in PRIVATE else loops.parallel)(self.lines, line, self.span)
 
     def one_line(self, states: Sequence[Buffer], at: tuple[Var, ...]) -> Stmt:
         """Combine one line of the sources in `states`, arrays of one element, and store the results."""

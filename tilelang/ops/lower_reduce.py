@@ -219,18 +219,15 @@ class ReduceLowering:
 
     def in_one_thread(self) -> Stmt:
         """Reduce where source and destination are private to each thread."""
-        src, dst, span = self.src, self.dst, self.op.span
-        own = tuple(fresh("ijklmnpq"[d]) for d in range(src.ndim))
-        again = tuple(fresh("ijklmnpq"[d]) for d in range(src.ndim))
+        shape, span = tuple(map(int, self.src.shape)), self.op.span
 
-        def nest(body: Stmt, vs: tuple[Any, ...], dims: list[int]) -> Stmt:
-            return unrolled([(vs[d], int(src.shape[d])) for d in dims], body)
+        def line(at: tuple[Any, ...]) -> Stmt:
+            k, to = fresh("k"), self.kept(at)
+            element = self.converted(load(self.src, (*at[:self.axis], k, *at[self.axis + 1:])))
+            add = Store(self.dst, to, self.combine(load(self.dst, to), element), span=span)
+            return seq(Store(self.dst, to, self.neutral) if self.op.clear else None, unrolled([(k, shape[self.axis])], add))
 
-        kept = [d for d in range(src.ndim) if d != self.axis]
-        clear = nest(Store(dst, self.kept(again), self.neutral), again, kept) if self.op.clear else None
-        at = self.kept(own)
-        add = Store(dst, at, self.combine(load(dst, at), self.converted(load(src, own))), span=span)
-        return seq(clear, nest(add, own, [*kept, self.axis]), span=span)
+        return self.cx.private(tuple(1 if d == self.axis else n for d, n in enumerate(shape)), line, span=span)
 
 
 def shuffled(op: str, value: Expr, lane: Expr | int, width: int = WARP) -> Expr:
