@@ -361,7 +361,7 @@ def _picture_file(name: str) -> str:
 
 def simulate(args: argparse.Namespace) -> int:
     """Run a program on random inputs by the device simulator, and say whether the reference interpreter agrees."""
-    from tilelang.jit.simulating import simulate_program  # 600 ms
+    from tilelang.jit.inspect import simulate_program  # 600 ms
 
     program = find_program(args.file, _settings(args.set))
     ok, report = simulate_program(program, args.arch or "sm_80", seed=args.seed)

@@ -11,7 +11,7 @@ from tilelang.library import flash_attention
 from tilelang.library.attention.form import AttentionForm, Tile, WorkPartition
 from tilelang.library.arrays import compact
 from tilelang.library.attention.problem import Mask, Sizes, mask_of
-from tilelang.library.attention.split_kv_kernels import split_kv_attention
+from tilelang.library.attention.kernels import split_kv_attention
 from tilelang.library.attention.tile_cost import attention_tile, estimate, machine_of
 from tilelang.target import Target
 

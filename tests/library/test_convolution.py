@@ -6,7 +6,7 @@ import pytest
 from tilelang.library import conv2d
 from tilelang.library.training import convolution
 from tilelang.library.training.convolution import CONV2D
-from tilelang.library.training.convolution_kernels import image_gradient, mixed_place, weight_gradient
+from tilelang.library.training.convolution import image_gradient, mixed_place, weight_gradient
 
 H200 = {"kind": "cuda", "arch": "sm_90a"}
 # images, height, width, channels, features, kernel, stride, padding, dilation, type

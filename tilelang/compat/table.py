@@ -69,14 +69,14 @@ PATHS: dict[str, Path] = {
     "tilelang.contrib": _same(),
     "tilelang.contrib.nvcc": _same("tilelang.compat.nvcc"),
     "tilelang.engine": (_names("tilelang.jit.artifact", "CompiledArtifact")
-                        | _names("tilelang.runtime.params", "KernelParam")
+                        | _names("tilelang.runtime.signature", "KernelParam")
                         | {"callback": "tilelang.engine.callback", "lower": "tilelang.engine.lower"}, ()),
     "tilelang.engine.callback": (_names("tilelang.jit.hooks", _HOOKS)
                                  | _names(_HELPERS, " ".join(f"{name}_callback" for name in _HOOKS.split())), ()),
     "tilelang.engine.lower": (_names("tilelang.jit.artifact", "CompiledArtifact") | _names("tilelang.jit.lowering", "lower")
                               | {"extrac_params": "tilelang.jit.lowering:parameters"}, ()),
     "tilelang.engine.param": (_names("tilelang.jit.artifact", "CompiledArtifact")
-                              | _names("tilelang.runtime.params", "KernelParam"), ()),
+                              | _names("tilelang.runtime.signature", "KernelParam"), ()),
     # targets
     **{f"tilelang.{target}": _same() for target in ("cuda", *DIALECTS)},
     **{f"tilelang.{target}.language": ({}, ("tilelang.language.common",)) for target in DIALECTS},

@@ -17,7 +17,7 @@ from tilelang.errors import InternalError, TileLangError, error, for_user, regis
 from tilelang.ir import deep
 from tilelang.log import logger, phase
 from tilelang.runtime.host_engine import ffi_state
-from tilelang.runtime.params import KernelParam, params_of
+from tilelang.runtime.signature import KernelParam, params_of
 from tilelang.runtime.signature import Signature, resolve_out_idx, signature_of
 
 from .arguments import (OVERLAPPING, UNALIGNED, adapted, by_position, explain, explain_cython, refusing_negated, was,

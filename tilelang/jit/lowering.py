@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.runtime.params import KernelParam, params_of
+from tilelang.runtime.signature import KernelParam, params_of
 from tilelang.transform.framework.observe import announce_code
 
 from .artifact import KERNEL_SEPARATOR, CompiledArtifact, Request, program_of

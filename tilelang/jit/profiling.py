@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.runtime.params import KernelParam
+from tilelang.runtime.signature import KernelParam
 from tilelang.arith import simplify
 from tilelang.ir import Var, as_dim, const, substitute, walk
 

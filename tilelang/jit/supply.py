@@ -11,7 +11,7 @@ import numpy as np
 
 from tilelang.errors import error, register
 from tilelang.ir import dtype, int_range, numpy_dtype
-from tilelang.runtime.params import KernelParam
+from tilelang.runtime.signature import KernelParam
 
 register("supply-shape", ValueError, "inputs are wanted for a shape that is not static",
          expected="tensor parameters of static shape")

@@ -69,7 +69,7 @@ from .raw import (Assert, Let, attr, bind, call_intrin, decl_buffer, handle_add_
                   launch_thread, let, meta_var, reads, sblock, sblock_attr, sync_global, target, tvm_access_ptr,
                   tvm_thread_invariant, tvm_warp_activemask, tvm_warp_shuffle, tvm_warp_shuffle_down,
                   tvm_warp_shuffle_up, type_annotation, undef, writes)
-from .rank_names import (alloc_barrier_gpu, arrive_barrier_gpu, barrier_blocks, fence_cta, fence_gpu,
+from .distributed import (alloc_barrier_gpu, arrive_barrier_gpu, barrier_blocks, fence_cta, fence_gpu,
                          get_pe, get_pe_num, init_barrier_gpu, sync_barrier_gpu, sync_blocks, wait_barrier_gpu)
 from .reducer import alloc_reducer, finalize_reducer, reducer_init, reducer_update
 from .scale import FullCol, FullRow, Replica, Scale, view

@@ -91,18 +91,25 @@ from tilelang.language.composed import (
 from tilelang.language.debug import device_assert as device_assert, print as print
 from tilelang.language.distributed import (
     _SymmetricFactory as _SymmetricFactory,
+    alloc_barrier_gpu as alloc_barrier_gpu,
+    arrive_barrier_gpu as arrive_barrier_gpu,
     atom_add as atom_add,
     barrier_all as _barrier_blocks,
     barrier_all as _sync_blocks,
+    fence_cta as fence_cta,
+    fence_gpu as fence_gpu,
     fence_sys as fence_sys,
     get_num_ranks as _get_pe_num,
     get_num_ranks as get_num_ranks,
     get_rank as _get_pe,
     get_rank as get_rank,
+    init_barrier_gpu as init_barrier_gpu,
     ld as ld,
     remote as remote,
     signal as signal,
     st as st,
+    sync_barrier_gpu as sync_barrier_gpu,
+    wait_barrier_gpu as wait_barrier_gpu,
 )
 from tilelang.language.dtypes import (
     get_tvm_dtype as get_tvm_dtype,
@@ -243,15 +250,6 @@ from tilelang.language.nvshmem import (
     signal_wait_until as signal_wait_until,
 )
 from tilelang.language.random import rng_init as rng_init, rng_rand as rng_rand, rng_rand_float as rng_rand_float
-from tilelang.language.rank_names import (
-    alloc_barrier_gpu as alloc_barrier_gpu,
-    arrive_barrier_gpu as arrive_barrier_gpu,
-    fence_cta as fence_cta,
-    fence_gpu as fence_gpu,
-    init_barrier_gpu as init_barrier_gpu,
-    sync_barrier_gpu as sync_barrier_gpu,
-    wait_barrier_gpu as wait_barrier_gpu,
-)
 from tilelang.language.raw import (
     Assert as Assert,
     Let as Let,

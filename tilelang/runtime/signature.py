@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import Buffer, Const, Expr, Func, Var, binary, const, free_vars, is_large, replace, substitute, walk
-from tilelang.ir.record import record
+from tilelang.ir import Buffer, Const, Expr, Func, Var, binary, const, dtype, free_vars, is_large, replace, substitute, walk
+from tilelang.ir.record import record, state
 
 register("out-idx-type", ValueError, "out_idx is not an integer or a list of integers",
          expected="an integer or a list of integers")
@@ -322,3 +322,45 @@ def needed_symbols(func: Func, sig: Signature) -> set[Any]:
             if isinstance(d, Expr):
                 out |= free_vars(d)
     return {s for s in sig.symbols if s in out}
+
+
+# ---- the public description of parameters -----------------------------------------------------------------------------
+
+@state
+class KernelParam:
+    """dtype: tilelang dtype.  shape: ints or symbol Vars; [] for scalars."""
+
+    dtype: Any
+    shape: list[Any]
+
+    @classmethod
+    def from_buffer(cls, buffer: Buffer) -> KernelParam:
+        return cls(buffer.dtype, list(buffer.shape))
+
+    @classmethod
+    def from_var(cls, var: Var) -> KernelParam:
+        return cls(var.dtype, [])
+
+    def is_scalar(self) -> bool:
+        return len(self.shape) == 0
+
+    def tilelang_dtype(self) -> dtype:
+        return dtype(self.dtype)
+
+    def torch_dtype(self) -> Any:
+        """The torch dtype; imports torch."""
+        return dtype(self.dtype).as_torch()
+
+    def is_unsigned(self) -> bool: return dtype(self.dtype).is_unsigned
+    def is_float8(self) -> bool: return dtype(self.dtype).is_float8
+    def is_float4(self) -> bool: return dtype(self.dtype).is_float4()
+    def is_boolean(self) -> bool: return dtype(self.dtype).is_bool
+
+
+def params_of(func: Func) -> list[KernelParam]:
+    """One KernelParam per parameter, in signature order."""
+    out = []
+    for p in func.params:
+        buffer = func.buffer_of(p)
+        out.append(KernelParam.from_var(p) if buffer is None else KernelParam.from_buffer(buffer))
+    return out

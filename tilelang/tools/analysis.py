@@ -14,7 +14,7 @@ from typing import Any
 
 from tilelang.layout.picture import draw_files, picture_of, wanted_formats
 from tilelang.tools.lower_trace import only_program, target_of
-from tilelang.tools.pass_visualizer.data import outline_text
+from tilelang.tools.pass_visualizer import outline_text
 from tilelang.transform.legalize.legalize import check_parallel
 from tilelang.jit.inspect import layouts_after
 

@@ -15,7 +15,7 @@ from .inputs import UNIT, fast_kernel, unit_of
 from .kernels import dense_attention
 from .packed_kernels import packed_attention
 from .problem import AttentionProblem, Sizes
-from .split_kv_kernels import split_kv_attention
+from .kernels import split_kv_attention
 from .tile_cost import Machine, attention_tile, estimate, near_tiles, open_splits, open_tile
 
 Workspace = tuple[tuple[tuple[int, ...], str], ...]  # (shape, element type) of each workspace tensor

@@ -26,7 +26,7 @@ from ..gemm.problem import matmul_problem
 from ..place import Place, target_text
 from .rows import RowTile, accumulator, as_rows, check_alike
 from .softmax import check_reduction
-from .softmax_kernels import EntropyForm, known_or_nan, loss_of, reduce_rows
+from .softmax import EntropyForm, known_or_nan, loss_of, reduce_rows
 
 CHUNK = 16384  # columns of the vocabulary whose gradients are in memory at once
 WHOLE = 256  # chunks begin at multiples of so many columns

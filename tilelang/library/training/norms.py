@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
+
+import tilelang.language as T
 
 from ..arrays import empty, type_name
 from ..attention.inputs import running_on
 from ..autograd import Function, Results, Step
 from ..place import Place, target_text
-from .norm_kernels import NormForm, norm_backward, norm_forward
 from .rows import RowTile, accumulator, as_rows, check_alike
 
 
@@ -113,3 +114,219 @@ def _norm(name: str, centred: bool) -> Function:
 
 
 RMS_NORM, LAYER_NORM = _norm("rms_norm", False), _norm("layer_norm", True)
+
+
+# ---- kernels ----------------------------------------------------------------------------------------------------------
+
+_TALL, _NARROW = 64, 32  # the tile of the second stage
+
+
+class NormForm(NamedTuple):
+    """What a kernel is compiled for.
+
+    n: columns.  kind: type of x.  acc: in which rows are reduced.  weight, bias: their types, "" for none.  centred: for
+    layer norm.  summed: backward computes the gradients of weight and bias.
+    """
+
+    n: int
+    kind: str
+    acc: str
+    weight: str
+    bias: str
+    centred: bool
+    tile: RowTile
+    summed: bool = False
+
+    def vector(self, kind: str) -> Any:
+        """A parameter with one element for each column; of one element where the form does not use it."""
+        return T.Tensor((self.n if kind else 1,), kind or self.acc)
+
+    def stats(self, m: Any) -> Any:
+        """The parameter with r of each of m rows, and for layer norm its mean."""
+        return T.Tensor((1 + self.centred, m), self.acc)
+
+    def inside(self, c: Any, j: Any, value: Any) -> Any:
+        """A value of column j of chunk c, zero after the last column."""
+        return value if self.n % self.tile.width == 0 else T.if_then_else(c * self.tile.width + j < self.n, value, 0)
+
+
+@T.macro
+def moments(f, x, c, mean, square):
+    """The mean of each row of chunk c of x (0 for RMS norm) and the sum of the squares of x - mean."""
+    t = f.tile
+    d = T.alloc_fragment((t.rows, t.width), f.acc)
+    T.clear(mean)
+    if f.centred:
+        T.reduce_sum(x, mean, dim=1)
+        for i in T.Parallel(t.rows):
+            mean[i] = mean[i] / T.cast(T.min(f.n - c * t.width, t.width), f.acc)
+    for i, j in T.Parallel(t.rows, t.width):
+        d[i, j] = f.inside(c, j, (x[i, j] - mean[i]) * (x[i, j] - mean[i]))
+    T.reduce_sum(d, square, dim=1)
+
+
+def norm_forward(f: NormForm) -> Any:
+    """The kernel (X, W, B, eps, Y, Stats).  Stats: r of each row, and for layer norm its mean."""
+    t, n = f.tile, f.n
+    m = T.dynamic("m")
+
+    @T.prim_func
+    def norm(X: T.Tensor((m, n), f.kind), W: f.vector(f.weight), B: f.vector(f.bias), eps: getattr(T, f.acc),
+             Y: T.Tensor((m, n), f.kind), Stats: f.stats(m)):
+        with T.Kernel(T.ceildiv(m, t.rows), threads=t.threads) as bx:
+            x = T.alloc_fragment((t.rows, t.width), f.acc)
+            mean, square = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
+            T.copy(X[bx * t.rows, 0], x)
+            moments(f, x, 0, mean, square)
+            if t.chunks > 1:
+                next_mean, next_square = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
+                for c in T.serial(1, t.chunks):
+                    T.copy(X[bx * t.rows, c * t.width], x)
+                    moments(f, x, c, next_mean, next_square)
+                    for i in T.Parallel(t.rows):
+                        here = T.cast(T.min(n - c * t.width, t.width), f.acc)
+                        before = T.cast(c * t.width, f.acc)
+                        step = next_mean[i] - mean[i]
+                        square[i] += next_square[i] + step * step * (before * here / (before + here))
+                        mean[i] += step * (here / (before + here))
+            for i in T.Parallel(t.rows):
+                square[i] = T.rsqrt(square[i] / T.cast(n, f.acc) + eps)
+            for c in T.serial(t.chunks):
+                if t.chunks > 1:
+                    T.copy(X[bx * t.rows, c * t.width], x)
+                for i, j in T.Parallel(t.rows, t.width):
+                    x[i, j] = (x[i, j] - mean[i]) * square[i]
+                if f.weight != "":
+                    for i, j in T.Parallel(t.rows, t.width):
+                        x[i, j] = x[i, j] * W[c * t.width + j]
+                if f.bias != "":
+                    for i, j in T.Parallel(t.rows, t.width):
+                        x[i, j] = x[i, j] + B[c * t.width + j]
+                T.copy(x, Y[bx * t.rows, c * t.width])
+            T.copy(square, Stats[0, bx * t.rows])
+            if f.centred:
+                T.copy(mean, Stats[1, bx * t.rows])
+
+    return norm
+
+
+@T.macro
+def normalised(f, X, Stats, dY, top, c, h, g):
+    """r of the rows from `top` on; h, and g = dy, of their chunk c."""
+    t = f.tile
+    mean, r = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
+    T.copy(X[top, c * t.width], h)
+    T.copy(dY[top, c * t.width], g)
+    T.copy(Stats[0, top], r)
+    if f.centred:
+        T.copy(Stats[1, top], mean)
+        for i, j in T.Parallel(t.rows, t.width):
+            h[i, j] = f.inside(c, j, (h[i, j] - mean[i]) * r[i])
+    else:
+        for i, j in T.Parallel(t.rows, t.width):
+            h[i, j] = h[i, j] * r[i]
+    return r
+
+
+@T.macro
+def weighted(f, W, c, g):
+    """g times the weight, in place."""
+    if f.weight != "":
+        for i, j in T.Parallel(f.tile.rows, f.tile.width):
+            g[i, j] = g[i, j] * W[c * f.tile.width + j]
+
+
+@T.macro
+def means(f, h, g, mean_g, mean_gh, clear):
+    """The sums over columns of g (layer norm) and of g h, which are added to those of earlier chunks unless `clear`."""
+    t = f.tile
+    both = T.alloc_fragment((t.rows, t.width), f.acc)
+    for i, j in T.Parallel(t.rows, t.width):
+        both[i, j] = g[i, j] * h[i, j]
+    T.reduce_sum(both, mean_gh, dim=1, clear=clear)
+    if f.centred:
+        T.reduce_sum(g, mean_g, dim=1, clear=clear)
+
+
+@T.macro
+def add_up(f, p, partials, which, dv):
+    """The second stage: dv = the sum of the p rows of one of the two matrices of `partials`."""
+    with T.Kernel(T.ceildiv(f.n, _NARROW), threads=256) as bx:
+        tile = T.alloc_fragment((_TALL, _NARROW), f.acc)
+        total, column = T.alloc_fragment((_TALL, _NARROW), f.acc), T.alloc_fragment((_NARROW,), f.acc)
+        T.clear(total)
+        for k in T.serial(T.ceildiv(p, _TALL)):
+            T.copy(partials[which, k * _TALL, bx * _NARROW], tile)
+            for i, j in T.Parallel(_TALL, _NARROW):
+                total[i, j] += tile[i, j]
+        T.reduce_sum(total, column, dim=0)
+        T.copy(column, dv[bx * _NARROW])
+
+
+def norm_backward(f: NormForm) -> Any:
+    """The kernel (X, W, Stats, dY, Partials, Means, dX, dW, dB).
+
+    Partials: (2, blocks, n) workspace, the sums of each block's rows for dW and dB.  Means: (m, 2) workspace
+    where a row has several chunks: the sums of g and of g h.
+    """
+    t, n = f.tile, f.n
+    m, p = T.dynamic("m, p")
+    rows, long = (t.rows, t.width), t.chunks > 1
+    of_weight, of_bias = bool(f.summed and f.weight), bool(f.summed and f.bias)
+
+    @T.prim_func
+    def norm_gradient(X: T.Tensor((m, n), f.kind), W: f.vector(f.weight), Stats: f.stats(m), dY: T.Tensor((m, n), f.kind),
+                      Partials: T.Tensor((2, p, n), f.acc), Means: T.Tensor((m, 2) if long else (1, 1), f.acc),
+                      dX: T.Tensor((m, n), f.kind), dW: f.vector(f.weight if of_weight else ""),
+                      dB: f.vector(f.bias if of_bias else "")):
+        if long:
+            with T.Kernel(T.ceildiv(m, t.rows), threads=t.threads) as bx:
+                h, g = T.alloc_fragment(rows, f.acc), T.alloc_fragment(rows, f.acc)
+                mean_g, mean_gh = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
+                T.clear(mean_g)
+                T.clear(mean_gh)
+                for c in T.serial(t.chunks):
+                    _ = normalised(f, X, Stats, dY, bx * t.rows, c, h, g)
+                    weighted(f, W, c, g)
+                    means(f, h, g, mean_g, mean_gh, False)
+                for i in T.Parallel(t.rows):
+                    Means[bx * t.rows + i, 0] = mean_g[i]
+                    Means[bx * t.rows + i, 1] = mean_gh[i]
+        with T.Kernel(p, t.chunks, threads=t.threads) as (bx, c):
+            h, g = T.alloc_fragment(rows, f.acc), T.alloc_fragment(rows, f.acc)
+            mean_g, mean_gh = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
+            dw, db = T.alloc_fragment(rows, f.acc), T.alloc_fragment(rows, f.acc)
+            column = T.alloc_fragment((t.width,), f.acc)
+            T.clear(dw)
+            T.clear(db)
+            T.clear(mean_g)
+            for k in T.serial(T.ceildiv(m - bx * t.rows, p * t.rows)):
+                top = (k * p + bx) * t.rows
+                r = normalised(f, X, Stats, dY, top, c, h, g)
+                for i, j in T.Parallel(t.rows, t.width):
+                    if of_weight:
+                        dw[i, j] += g[i, j] * h[i, j]
+                    if of_bias:
+                        db[i, j] += g[i, j]
+                weighted(f, W, c, g)
+                if long:
+                    for i in T.Parallel(t.rows):
+                        mean_g[i] = Means[top + i, 0]
+                        mean_gh[i] = Means[top + i, 1]
+                else:
+                    means(f, h, g, mean_g, mean_gh, True)
+                for i, j in T.Parallel(t.rows, t.width):
+                    h[i, j] = r[i] * (g[i, j] - (mean_g[i] + h[i, j] * mean_gh[i]) / T.cast(n, f.acc))
+                T.copy(h, dX[top, c * t.width])
+            if of_weight:
+                T.reduce_sum(dw, column, dim=0)
+                T.copy(column, Partials[0, bx, c * t.width])
+            if of_bias:
+                T.reduce_sum(db, column, dim=0)
+                T.copy(column, Partials[1, bx, c * t.width])
+        if of_weight:
+            add_up(f, p, Partials, 0, dW)
+        if of_bias:
+            add_up(f, p, Partials, 1, dB)
+
+    return norm_gradient

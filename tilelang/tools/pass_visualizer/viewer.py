@@ -8,7 +8,7 @@ import sys
 from tilelang.cli import _settings as settings, find_program
 from tilelang.errors import TileLangError
 
-from .data import build_pass_data, emit_html, outline_text
+from . import build_pass_data, emit_html, outline_text
 
 
 def build_parser() -> argparse.ArgumentParser:
