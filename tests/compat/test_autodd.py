@@ -9,7 +9,7 @@ import pytest
 
 from tilelang.autodd import __freeze__, reduce_source
 from tilelang.autodd.main import main
-from tilelang.autodd.running import Runs
+from tilelang.tools.autodd.main import Runs
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.spec("R13:autodd")

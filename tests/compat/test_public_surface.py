@@ -314,12 +314,13 @@ def test_functions_made_from_rows_keep_their_names_and_parameters():
     import inspect
     import pickle
 
-    from tilelang.carver.arch import device, driver
+    from tilelang.carver import arch
+    from tilelang.carver.arch import driver
     from tilelang.compat import buffers, nvcc
     from tilelang.jit import hooks
     from tilelang.tools import analysis
 
-    for module, prefix in ((driver, "get_"), (device, "is_"), (buffers, "is_"), (nvcc, "have_"), (hooks, "register_"),
+    for module, prefix in ((driver, "get_"), (arch, "is_"), (buffers, "is_"), (nvcc, "have_"), (hooks, "register_"),
                            (analysis, "Nested")):
         for name, fn in vars(module).items():
             if name.startswith(prefix) and inspect.isfunction(fn):

@@ -8,7 +8,7 @@ import pytest
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import For, Ramp, Store, const, dtype, numpy_dtype, walk
 from tilelang.ir.expr import Call
-from tilelang.library.gemm.split_k_kernels import gemm_grouped, gemm_split
+from tilelang.library.gemm.kernels import gemm_grouped, gemm_split
 from tilelang.library.gemm.kernels import Form, gemm, gemm_two_level
 from tilelang.library.gemm.operands import Operand, copy_of, operand
 from tilelang.library.gemm.plan import plan_matmul

@@ -13,7 +13,7 @@ from tilelang.ir.expr import Call
 from tilelang.library import matmul
 from tilelang.library.gemm.build import Place, compiled
 from tilelang.library.gemm.kernels import Form, gemm
-from tilelang.library.gemm.split_k_kernels import gemm_split
+from tilelang.library.gemm.kernels import gemm_split
 from tilelang.library.gemm.tile import Tile, TileProblem, chip_of, without_wgmma
 from tilelang.library.gemm.tile_candidates import candidates
 from tilelang.library.gemm.tile_cost import choose_tile, estimate_seconds as seconds, finished, uses_pdl

@@ -13,7 +13,7 @@ from tilelang.library.gemm.kernels import Form, gemm
 from tilelang.library.gemm.load_cost import cluster_sizes
 from tilelang.library.gemm.plan import MatmulPlan
 from tilelang.library.gemm.repack import Rows
-from tilelang.library.gemm.split_k_kernels import gemm_split
+from tilelang.library.gemm.kernels import gemm_split
 from tilelang.library.gemm.tile import Tile, TileProblem, chip_of
 from tilelang.library.gemm.tile_candidates import candidates
 from tilelang.library.gemm.tile_cost import choose_tile, estimate_seconds, uses_pdl

@@ -1,4 +1,8 @@
-"""Values that a kernel function reads besides run-time tensors; they are part of the key of a compiled kernel."""
+"""Values that a kernel function reads besides run-time tensors; they are part of the key of a compiled kernel.
+
+Of a variable, the attributes and items are followed that the code takes from it (`jit/reads.py`).  A value that is used in
+another way (an argument, an operand) is followed with all that it holds.  A walk that gets long is given up.
+"""
 
 from __future__ import annotations
 

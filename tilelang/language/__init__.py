@@ -41,8 +41,10 @@ from .composed import (all_of, any_of, atomic_addx2,
 from .debug import device_assert, print
 from .dtypes import (AnyDType, dtype, get_tvm_dtype, is_f8f6f4_family, is_float4, is_float4_e2m1_unpacked,
                      is_float4_e2m1fn, validate_gemm_ab_dtypes)
-from .distributed import (SymmTensor, atom_add, fence_sys, get_block, get_num_ranks, get_rank, get_warp, ld,
-                          put_block, put_warp, remote, signal, st, wait_eq, wait_ge, wait_gt, wait_le, wait_lt, wait_ne)
+from .distributed import (SymmTensor, alloc_barrier_gpu, arrive_barrier_gpu, atom_add, barrier_blocks, fence_cta, fence_gpu,
+                          fence_sys, get_block, get_num_ranks, get_pe, get_pe_num, get_rank, get_warp, init_barrier_gpu, ld,
+                          put_block, put_warp, remote, signal, st, sync_barrier_gpu, sync_blocks, wait_barrier_gpu, wait_eq,
+                          wait_ge, wait_gt, wait_le, wait_lt, wait_ne)
 from .extern import call_extern, call_pure_extern
 from .hopper import (annotate_consumer_reg_alloc, annotate_producer_reg_dealloc, disable_warp_group_reg_alloc,
                      no_set_max_nreg, block_rank_in_cluster, cluster_arrive, cluster_arrive_relaxed, cluster_sync, cluster_wait,
@@ -52,12 +54,11 @@ from .hopper import (annotate_consumer_reg_alloc, annotate_producer_reg_dealloc,
 from .hopper_raw import (alloc_descriptor, alloc_wgmma_desc, cp_async_barrier_noinc, create_tma_descriptor,
                          increase_descriptor_offset, initialize_wgmma_descriptor, ptx_cp_async_barrier, ptx_wgmma_rs,
                          ptx_wgmma_ss, tma_load)
-from .kernel import (ClusterKernel, Kernel, KernelLaunchFrame, WarpSpecialize, WarpSpecializeFrame, annotate_min_blocks_per_sm,
-                     get_block_binding, get_block_bindings, get_block_extent, get_block_extents, get_cluster_dims,
-                     get_cluster_extent, get_cluster_extents, get_cluster_id, get_cluster_ids, get_cluster_size,
-                     get_thread_binding, launch_kernel,
-                     get_thread_bindings, get_thread_extent, get_thread_extents, import_source, thread_binding,
-                     use_swizzle, ws)
+from .kernel import (ClusterKernel, CUDASourceCodeKernel, Kernel, KernelLaunchFrame, WarpSpecialize, WarpSpecializeFrame,
+                     annotate_min_blocks_per_sm, get_block_binding, get_block_bindings, get_block_extent, get_block_extents,
+                     get_cluster_dims, get_cluster_extent, get_cluster_extents, get_cluster_id, get_cluster_ids,
+                     get_cluster_size, get_thread_binding, get_thread_bindings, get_thread_extent, get_thread_extents,
+                     import_source, launch_kernel, thread_binding, use_swizzle, ws)
 from .loops import (Parallel, Persistent, Pipelined, Serial, Unroll, Vectorized, break_loop, continue_loop, grid,
                     loop_break, parallel, serial, unroll, vectorized)
 from .tracing.macro import Macro, Ref, macro
@@ -69,11 +70,8 @@ from .raw import (Assert, Let, attr, bind, call_intrin, decl_buffer, handle_add_
                   launch_thread, let, meta_var, reads, sblock, sblock_attr, sync_global, target, tvm_access_ptr,
                   tvm_thread_invariant, tvm_warp_activemask, tvm_warp_shuffle, tvm_warp_shuffle_down,
                   tvm_warp_shuffle_up, type_annotation, undef, writes)
-from .distributed import (alloc_barrier_gpu, arrive_barrier_gpu, barrier_blocks, fence_cta, fence_gpu,
-                         get_pe, get_pe_num, init_barrier_gpu, sync_barrier_gpu, sync_blocks, wait_barrier_gpu)
 from .reducer import alloc_reducer, finalize_reducer, reducer_init, reducer_update
 from .scale import FullCol, FullRow, Replica, Scale, view
-from .source_kernel import CUDASourceCodeKernel
 from .sparse import gemm_sp
 from .symbolics import const, dynamic, symbolic
 from .tensor import (Buffer_, FragmentBuffer, LocalBuffer, SharedBuffer, StridedTensor, Tensor, handle, make_tensor,

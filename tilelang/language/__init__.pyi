@@ -161,6 +161,7 @@ from tilelang.language.hopper_raw import (
     tma_load as tma_load,
 )
 from tilelang.language.kernel import (
+    CUDASourceCodeKernel as CUDASourceCodeKernel,
     KernelLaunchFrame as KernelLaunchFrame,
     annotate_min_blocks_per_sm as annotate_min_blocks_per_sm,
     get_block_binding as get_block_binding,
@@ -283,7 +284,6 @@ from tilelang.language.reducer import (
     reducer_update as reducer_update,
 )
 from tilelang.language.scale import Division, Scale as Scale, view as view
-from tilelang.language.source_kernel import CUDASourceCodeKernel as CUDASourceCodeKernel
 from tilelang.language.sparse import gemm_sp as gemm_sp
 from tilelang.language.symbolics import const as const, dynamic as dynamic, symbolic as symbolic
 from tilelang.language.tensor import (

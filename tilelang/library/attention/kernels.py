@@ -13,6 +13,17 @@ processed before the steady loop, whose iterations then need no mask. Under a ca
 
 Compilers contract a * c - b * c to an FMA, in which only the second product is rounded. So where `top` stays, the sums are
 multiplied by 2^((old - new) c), which is 1 for any c and `top`, and the product of c and the first `top` is exact.
+
+Kernels of flash_attention in which blocks divide the keys of a tile (split-KV), used where tiles alone fill no whole waves.
+
+A split of a tile of queries stores its weighted mean and the logarithm of its sum in a workspace; a second launch merges the
+splits. There are two work partitions:
+
+- with a mask and few tiles, each tile is divided into the same number of equal splits, and all blocks run at once, so that the
+  longest tile's splits decide the time of a call;
+- without a mask, tiles have equal length: whole waves compute one tile per block. The tiles of keys that the remaining tiles of
+  queries see are laid end to end, and each block takes an equal number of them: a range in one tile of queries, or in two
+  neighbours (stream-K).
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Calls of attention with a normalisation of its own: checks, kernels, and the operators of torch."""
+"""Calls of attention with a normalisation of its own: checks, kernels, and the operators of torch.
+
+Kernels of attention with a normalisation of its own (online.py): forward, and gradients by blocks of keys and of queries.
+
+A score of -inf, and a key that a row does not see, have the weight 0 and count in no reduction.
+"""
 
 from __future__ import annotations
 

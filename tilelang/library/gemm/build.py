@@ -9,7 +9,7 @@ from ..arrays import empty, left_of, maker
 from ..place import Place
 from .few_rows import FewRows, few_rows_gemm
 from .gemv import gemv
-from .split_k_kernels import gemm_grouped, gemm_split
+from .kernels import gemm_grouped, gemm_split
 from .kernels import Form, gemm, gemm_two_level
 from .operands import Copied, Operand, as_it_lies
 from .plan import MatmulPlan

@@ -1,4 +1,14 @@
-"""`conv2d` with gradients, over images with the channels last."""
+"""`conv2d` with gradients, over images with the channels last.
+
+Convolution as implicit GEMMs: forward, gradient of the image, gradient of the weights.
+
+    Y[pixel, f]     = sum over (tap, c)   of  im2col(X)[pixel, (tap, c)]   W[f, (tap, c)]
+    dX[pixel, c]    = sum over (tap, f)   of  im2col(dY)[pixel, (tap, f)]  W[f, (tap, c)]
+    dW[f, (tap, c)] = sum over pixels     of  dY[pixel, f]                 im2col(X)[pixel, (tap, c)]
+
+A stride of s divides the pixels of an image's gradient into s x s classes: each has taps of its own, which all read one im2col
+matrix of dY with stride 1.
+"""
 
 from __future__ import annotations
 
@@ -178,7 +188,7 @@ CONV2D = Function(
 
 # ---- kernels ----------------------------------------------------------------------------------------------------------
 
-_SUMMED = 16, 64  # elements of a block that adds up partial sums
+_ADDED_UP = 16, 64  # elements of a block that adds up partial sums
 
 
 class ConvForm(NamedTuple):
@@ -375,7 +385,7 @@ def weight_gradient(f: ConvForm) -> Any:
     steps: of t.bk pixels in a split.  P: (splits, features, columns), workspace of partial sums, added up in order.
     """
     t, n, pixels = f.tile, T.dynamic("n"), f.out[0] * f.out[1]
-    down, across = _SUMMED
+    down, across = _ADDED_UP
 
     @T.prim_func
     def convolution_weight_gradient(X: f.x(n), dY: f.y(n), steps: T.int32,
@@ -392,7 +402,7 @@ def weight_gradient(f: ConvForm) -> Any:
             T.copy(acc, P[bz, by * t.bm, bx * t.bn])
         with T.Kernel(T.ceildiv(f.columns, across), T.ceildiv(f.features, down), threads=256) as (bx, by):
             T.pdl_sync()
-            total = T.alloc_fragment(_SUMMED, f.acc)
+            total = T.alloc_fragment(_ADDED_UP, f.acc)
             T.clear(total)
             for s in T.serial(f.splits):
                 for i, j in T.Parallel(down, across):

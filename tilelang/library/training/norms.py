@@ -1,4 +1,12 @@
-"""`rms_norm` and `layer_norm` with gradients."""
+"""`rms_norm` and `layer_norm` with gradients.
+
+The kernels of RMS norm and layer norm.
+
+Forward, with r = 1 / sqrt(mean(d^2) + eps) and d = x - mean(x), or d = x for RMS norm: y = d r w + b.  Backward, with h = d r
+and g = dy w:
+    dx = r (g - mean(g) - h mean(g h)),  without mean(g) for RMS norm;   dw = sum over rows of dy h,   db = sum over rows of dy.
+Sums over rows have two stages: each block adds its rows in registers, and a second launch adds what the blocks have, in order.
+"""
 
 from __future__ import annotations
 

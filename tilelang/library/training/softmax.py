@@ -1,4 +1,12 @@
-"""`softmax` and `cross_entropy` with gradients."""
+"""`softmax` and `cross_entropy` with gradients.
+
+The kernels of softmax and cross-entropy over rows.
+
+With s = log(sum(exp(x))), p = exp(x - s) and label t:
+    softmax:        y = p;   dx = y (dy - sum(dy y))
+    cross-entropy:  l = s - (1 - e) x_t - e mean(x) + z s^2;   dx = (p (1 + 2 z s) - (1 - e) [j = t] - e / n) dl
+A row of several chunks is read once for the maximum and the sum, which are rescaled where the maximum grows, and once more.
+"""
 
 from __future__ import annotations
 
