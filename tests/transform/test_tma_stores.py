@@ -412,6 +412,20 @@ def test_sums_that_tma_has_not(program):
     assert "tma_reduce_add" not in ops(launch) and {"atomic_add", "atomic_max"} & set(ops(launch))
 
 
+def test_rows_of_one_dimension_are_added_by_tma_and_not_refused():
+    @T.prim_func
+    def main(X: T.Tensor((4, 300), "float32"), Y: T.Tensor((2, 300), "float32")):
+        with T.Kernel(4, 2, threads=64) as (b, c):
+            s = T.alloc_shared((256,), "float32")
+            T.copy(X[b, c * 256], s)
+            T.atomic_add(Y[b % 2, c * 256:c * 256 + 256], s, use_tma=True)
+
+    program = lowered(main)
+    assert ops(program.kernels[0].launch).count("tma_reduce_add") == 1
+    x, y = (np.arange(n * 300, dtype=np.float32).reshape(n, 300) for n in (4, 2))
+    assert np.array_equal(run_device(program, {"X": x, "Y": y}).outputs["Y"], y + x[:2] + x[2:])
+
+
 @pytest.mark.parametrize("target, dtype, words", [("sm_80", "float32", "TMA support"), ("sm_90a", "int64", "does not support"),
                                                   ("sm_90a", "float32", "whole shared tile")])
 def test_sums_by_tma_are_refused_by_name(target, dtype, words):

@@ -11,6 +11,7 @@ from tilelang.ir.numbers import binary_function, to_dtype
 from tilelang.target.instructions import ATOMIC_DTYPES
 
 from .base import Access, LowerContext
+from .bulk import lower_bulk
 from .pairing import differ, iteration_space, matched_indices
 from .layouts import fit
 from .tma_store import store_accumulators, store_tile
@@ -48,6 +49,8 @@ class AtomicTile(TileOp):
         if other is not None and self.by_tma:
             if self.plan.tma:
                 return store_tile(cx, other, self.dst, self, reduce=True)
+            if self.plan.bulk:
+                return lower_bulk(self, cx, "tma_reduce_add")
             out = store_accumulators(cx, other, self.dst, self, reduce=True)
             if out is not None:
                 return out

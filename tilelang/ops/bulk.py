@@ -15,7 +15,7 @@ from typing import Any
 
 from tilelang.arith import divisible
 from tilelang.ir import AddressOf, Region, Stmt, const, convert, do, is_const, seq
-from tilelang.target.tensor_map import unsupported
+from tilelang.target.tensor_map import REDUCE_ADD, unsupported
 
 from .tma_boxes import barrier_of, copied_tile, moved, row_box, tensor_of, tensor_unsupported, unaligned
 
@@ -36,6 +36,16 @@ def run_unsupported(op: Any, tile: Region, run: Region, analyzer: Any, strides: 
         return why
     boxes = _boxes(op, tile, run, analyzer, strides)
     return f"{run_place(run, tile.dtype.bits, analyzer)}, and {boxes}" if boxes else ""
+
+
+def run_sum_unsupported(op: Any, analyzer: Any, strides: bool = False) -> str:
+    """Why the shared row of an atomic addition cannot be added by boxes of one row; "" when it can.
+
+    analyzer, strides: as in run_unsupported.
+    """
+    if str(op.dst.dtype) not in REDUCE_ADD:
+        return f"TMA cannot add elements of {op.dst.dtype}"
+    return _form(op, op.value, op.dst) or _boxes(op, op.value, op.dst, analyzer, strides)
 
 
 def row_boxes_unsupported(op: Any, strides: bool = False) -> str:
@@ -126,14 +136,17 @@ def _place_of(tile: Region, first: int, cx: Any) -> AddressOf:
     return AddressOf(storage, cx.simplified(place))
 
 
-def lower_bulk(op: Any, cx: Any) -> Stmt:
-    """Lower a Copy with bulk=True to the statements of the one thread that issues it; a store is committed as a bulk group."""
+def lower_bulk(op: Any, cx: Any, store: str = "tma_store") -> Stmt:
+    """Lower an op with bulk=True to the statements of the one thread that issues it; a store is committed as a bulk group.
+
+    store: the instruction that stores a box.
+    """
     tile, run = copied_tile(op), tensor_of(op)
     if op.plan.boxes:
         wide = _box_columns(tile)
         name = cx.tensor_map(run.buffer, row_box(run, wide), 0, row_bytes=bulk_bytes(tile))
         return moved(op, cx, name, [(_place_of(tile, first, cx), {run.buffer.ndim - 1: first})
-                                    for first in range(0, _length(tile), wide)])
+                                    for first in range(0, _length(tile), wide)], store=store)
     return committed(op, bulk_run(op, cx, _place_of(tile, 0, cx), bulk_bytes(tile)))
 
 

@@ -22,7 +22,7 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, BufferFacts, Call, For,
                          with_inner, with_options, BARRIER, GLOBAL, SHARED, VARIABLE)
 from tilelang.layout import linear_layout
 from tilelang.ops import AtomicTile, Copy, Transpose
-from tilelang.ops.bulk import as_boxes, run_unsupported
+from tilelang.ops.bulk import as_boxes, run_sum_unsupported, run_unsupported
 from tilelang.ops.gemm.wgmma import shared_layout
 from tilelang.ops.ldmatrix import in_tiles_of_bytes
 from tilelang.ops.tma import tma_bytes, tma_unsupported
@@ -151,8 +151,10 @@ class _Copies:
 
     def _way(self, c: Copy | AtomicTile, tile: Region) -> dict[str, Any]:
         """The attributes that mark a copy as made by TMA."""
-        if tile.buffer.ndim != 1 or not isinstance(c, Copy):
+        if tile.buffer.ndim != 1:
             return {"tma": True}
+        if isinstance(c, AtomicTile):
+            return {"bulk": True, "boxes": True}
         run = c.src if tile is c.dst else c.dst
         return {"bulk": True, "boxes": as_boxes(tile, self._placed(run), self.analyzer) or None}
 
@@ -221,8 +223,9 @@ class _Copies:
             return False
         if why := "" if asked else _few(src):
             pass
-        elif src.buffer.ndim == 1 and isinstance(c, Copy):
-            why = run_unsupported(c, src, self._placed(c.dst), self.analyzer, self.stores.strides)
+        elif src.buffer.ndim == 1:
+            why = run_unsupported(c, src, self._placed(c.dst), self.analyzer, self.stores.strides) if isinstance(
+                c, Copy) else run_sum_unsupported(c, self.analyzer, self.stores.strides)
         else:
             why = tile_unsupported(c, src, c.dst, isinstance(c, AtomicTile), self.stores.strides)
         why = why or self._unfit(src.buffer) or self.stores.unsupported(c, c.dst.buffer)
