@@ -82,8 +82,30 @@ def of_the_second_index(X, Y, b, n):
         Y[b[0] * 32 + i] = X[i] + T.cast(b[1], f32)
 
 
-RACES = [of_the_index, of_other_elements, through_shared_memory, of_a_reduction, of_a_variable, by_a_fill, by_an_update,
-         by_two_of_four, of_the_second_index]
+@T.macro
+def at_half_of_the_index(X, Y, b, n):
+    for i in T.Parallel(32):
+        Y[b // 2 * 32 + i] = X[b * 32 + i]
+
+
+@T.macro
+def at_the_last_bit_of_the_index(X, Y, b, n):
+    s = T.alloc_shared((32,), f32)
+    half = b & 1
+    T.copy(X[b * 32], s)
+    T.copy(s, Y[half * 32:half * 32 + 32])
+
+
+@T.macro
+def at_a_remainder_and_a_bound(X, Y, b, n):
+    if b // 3 == 0:
+        Y[T.min(b, 1)] = X[b]
+    else:
+        Y[b + 5] = X[b]
+
+
+RACES = [at_half_of_the_index, at_the_last_bit_of_the_index, at_a_remainder_and_a_bound, of_the_index, of_other_elements,
+         through_shared_memory, of_a_reduction, of_a_variable, by_a_fill, by_an_update, by_two_of_four, of_the_second_index]
 
 
 @pytest.mark.parametrize("body", RACES, ids=lambda b: b.__name__)
@@ -190,8 +212,31 @@ def after_the_block_before(X, Y, b, n):
         T.atomic_store(Y[127], T.cast(b, f32) + 1.0, memory_order="release")
 
 
-ALLOWED = [after_the_block_before, by_the_first_that_takes_a_lock, equal_values, in_one_block, in_the_other_branch,
-           in_the_block_that_a_scalar_names, with_atomics, at_a_name_of_the_index, in_turns, in_the_last_block]
+@T.macro
+def of_the_half_at_the_half(X, Y, b, n):
+    s = T.alloc_shared((32,), f32)
+    half = b // 2
+    T.copy(X[half * 32], s)
+    for i in T.Parallel(32):
+        Y[b // 2 * 32 + i] = s[i] + T.cast(half, f32)
+
+
+@T.macro
+def by_the_even_of_two(X, Y, b, n):
+    if b % 2 == 0:
+        for i in T.Parallel(32):
+            Y[b // 2 * 32 + i] = X[b * 32 + i]
+
+
+@T.macro
+def at_a_quotient_and_a_remainder(X, Y, b, n):
+    for i in T.Parallel(32):
+        Y[b // 2 * 64 + b % 2 * 32 + i] = X[b * 32 + i]
+
+
+ALLOWED = [of_the_half_at_the_half, by_the_even_of_two, at_a_quotient_and_a_remainder, after_the_block_before,
+           by_the_first_that_takes_a_lock, equal_values, in_one_block, in_the_other_branch, in_the_block_that_a_scalar_names,
+           with_atomics, at_a_name_of_the_index, in_turns, in_the_last_block]
 
 
 @pytest.mark.parametrize("body", ALLOWED, ids=lambda b: b.__name__)

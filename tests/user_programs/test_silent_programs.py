@@ -215,6 +215,19 @@ def test_an_argument_that_is_returned_and_not_written_gets_a_warning():
         tilelang.compile(main, out_idx=[-1], target="cpu")
 
 
+def test_a_tensor_that_is_given_another_name_in_place_of_values_gets_a_warning():
+    """`B = s` stores nothing, and the call left the caller's tensor as it was."""
+    @T.prim_func
+    def main(A: T.Tensor((64,), i32), B: T.Tensor((64,), i32)):
+        with T.Kernel(1, threads=64):
+            s = T.alloc_shared((64,), i32)
+            T.copy(A, s)
+            B = s  # noqa: F841
+
+    with pytest.warns(TileLangWarning, match="without-effect: no statement of `main` stores in a tensor"):
+        tilelang.compile(main, target="cpu")
+
+
 EXCHANGES = {"shuffle": lambda v: T.shfl_xor(v, 1), "reduction": T.warp_reduce_sum,
              "vote": lambda v: T.cast(T.any_sync(v), i32),
              "ballot": lambda v: T.cast(T.ballot_sync(v), i32), "match": lambda v: T.cast(T.match_any_sync(v), i32)}

@@ -42,7 +42,8 @@ DIALECTS: dict[str, tuple[str, str]] = {
         alloc_L0B alloc_L0C alloc_ub make_zn_layout dual_copy gemm_v0 annotate_buffer_versions ascend_set_flag
         ascend_wait_flag ascend_pipe_barrier ascend_cross_core_set_flag ascend_cross_core_wait_flag
         ascend_sync_inter_arrive ascend_sync_inter_wait ascend_get_buf ascend_rls_buf set_atomic set_atomic_none
-        set_hf32_mode set_flag wait_flag set_cross_flag wait_cross_flag pipe_barrier barrier_all dump_tensor"""),
+        set_hf32_mode set_flag wait_flag set_cross_flag wait_cross_flag pipe_barrier barrier_all dump_tensor
+        printf"""),
     "cpu": ("CPUs", ""), "webgpu": ("WebGPU", ""),
     "metal": ("Apple GPUs", """make_filled_simdgroup_matrix simdgroup_load simdgroup_multiply_accumulate simdgroup_store
         cooperative_tensor_fill cooperative_tensor_load cooperative_tensor_store cooperative_tensor_multiply_accumulate"""),

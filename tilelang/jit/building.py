@@ -13,8 +13,8 @@ from threading import Thread
 from typing import Any
 
 from tilelang.env import env
-from tilelang.errors import TileLangError, brought, error, register, warn
-from tilelang.ir import Call, For, Launch, statements, stmts_of, walk
+from tilelang.errors import TileLangError, brought, error, register, register_warning, warn
+from tilelang.ir import Assert, Call, Evaluate, For, Launch, contains, statements, stmts_of, walk
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.runtime.host_engine import compile_object, ffi_state, load_llvm
 from tilelang.runtime.nvcc_options import nvrtc_options
@@ -48,6 +48,9 @@ def _trace_writer() -> PassEventObserver:
 write_traces_by(_trace_writer)
 
 
+register_warning("without-effect", "no statement of a program stores in a tensor or is a call")
+
+
 class Stopwatch:
     """Milliseconds per named phase."""
 
@@ -70,12 +73,15 @@ def build(request: Request) -> Artifact:
         make = {"cuda": build_cuda, "hip": build_hip}.get(request.target.kind, build_cpu)
     with jit_phase("build", request.func.name), rarely_collected():
         out = make(request, sig)
+    written = written_parameters(request.func)
     if sig.out_idx:
-        written = written_parameters(request.func)
         for a in sig.outputs:
             if a.buffer.name not in written:
                 warn("unwritten-output", f"nothing writes the output `{a.buffer.name}`: a call returns what its memory held",
                      "store to it in the kernel, or return no such tensor", a.buffer.span)
+    elif not written and not contains(request.func.body, Evaluate, Assert) and any(isinstance(a, TensorArg) for a in sig.args):
+        warn("without-effect", f"no statement of `{request.func.name}` stores in a tensor: a call changes nothing",
+             "store elements or T.copy a tile to a tensor: `B = A` only gives a tensor another name", request.func.span)
     return out
 
 

@@ -3,6 +3,7 @@
     with T.Kernel(4, threads=32) as bx:
         for i in T.Parallel(32):
             Y[i] = X[bx * 32 + i]           # rejected: bx is in the value, and not in the place
+            Y[bx // 2 * 32 + i] = X[bx * 32 + i]    # rejected: blocks 0 and 1 have one place
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.errors import error, register, register_warning, warn
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel,
-                         Stmt, Store, TileOp, Var, While, contains, free_vars, inner, is_const, walk, GLOBAL, PRIVATE)
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load,
+                         Parallel, Stmt, Store, TileOp, Var, While, alpha_equal, binary, const, contains, free_vars, inner,
+                         is_const, rewrite, substitute, walk, GLOBAL, PRIVATE)
 from tilelang.target.intrinsics import INTRINSICS, SYNC, WRITES
 
 from ..analysis.effects import effects
@@ -40,9 +42,38 @@ def check_blocks(func: Func, cx: PassContext) -> Func:
         if moving and not any(c.op in ("thread_return", "call_extern") for c in walk(launch.body, Call)) and not any(
                 map(_waits, walk(launch.body, While))):
             _Blocks(launch, moving)
+            for v, n in moving.items():
+                for pair in _pairs(launch.body, v, int(n.value)) if isinstance(n, Const) else ():
+                    _Blocks(launch, {v: n}, pair)
     return func
 
 
+def _pairs(body: Stmt, v: Var, blocks: int) -> list[tuple[int, int]]:
+    """Numbers of two blocks that quotients, remainders, shifts and bounds of a block index may not tell from each other."""
+    on, divisors, rests, bounds = {v}, {1}, {1}, set()
+    for s in walk(body, Bind, Binary):
+        if isinstance(s, Bind):
+            on |= {s.var} if not on.isdisjoint(free_vars(s.value)) else set()
+        elif isinstance(s.b, Const) and not s.b.dtype.is_float and s.b.value > 0 and not on.isdisjoint(free_vars(s.a)):
+            k = int(s.b.value)
+            match s.op:
+                case "floordiv" | "truncdiv":
+                    divisors.add(k)
+                case "shr":
+                    divisors.add(1 << min(k, 31))
+                case "floormod" | "truncmod":
+                    rests.add(k)
+                case "bitand":
+                    rests.add(k + 1)
+                case "min":
+                    bounds.add((k, k + 1))
+                case "max":
+                    bounds.add((0, 1))
+    found = [(0, 1)] * (len(divisors) > 1) + [(0, d * m) for m in sorted(rests) for d in sorted(divisors) if m > 1]
+    return [p for p in dict.fromkeys((*found, *sorted(bounds))) if p[1] < blocks][:_MOST_PAIRS]
+
+
+_MOST_PAIRS = 6
 _ASKS = ("atomic_load", "atomic_cas", "atomic_exchange")
 
 
@@ -52,14 +83,19 @@ def _waits(s: While) -> bool:
         x.op in _ASKS if isinstance(x, Call) else x.buffer.scope_name == GLOBAL for x in walk(s, Call, Load))
 
 
+def _folded(e: Binary) -> Expr | None:
+    return binary(e.op, e.a, e.b) if isinstance(e.a, Const) and isinstance(e.b, Const) else None
+
+
 class _Blocks:
     """Which block indices each variable and storage of a launch depends on, by fixpoint from "none".
 
     found: (store, storage, the indices that its place and the conditions around it depend on, value).
+    pair: an expression depends on the one index only if it is not the same for these two values of it.
     """
 
-    def __init__(self, launch: Launch, moving: dict[Var, Expr]) -> None:
-        self.every = frozenset(moving)
+    def __init__(self, launch: Launch, moving: dict[Var, Expr], pair: tuple[int, int] | None = None) -> None:
+        self.every, self.pair = frozenset(moving), pair
         self.at: dict[Var, frozenset[Var]] = {}  # where tensors made of addresses begin
         self.on: dict[Var, frozenset[Var]] = {v: frozenset((v,)) for v in moving}
         self.found: dict[int, tuple[Stmt, Buffer, frozenset[Var], frozenset[Var]]] = {}
@@ -71,7 +107,8 @@ class _Blocks:
                 break
         for s, b, where, value in self.found.values():
             for v in (v for v in launch.block_vars if v in value - where):
-                text = f"blocks of every `{v.name}` store in the same elements of `{b.name}`, and what they store depends on it"
+                which = f"every `{v.name}`" if pair is None else f"`{v.name}` = {pair[0]} and {pair[1]}"
+                text = f"blocks of {which} store in the same elements of `{b.name}`, and what they store depends on it"
                 if not isinstance(moving[v], Const):
                     warn("block-overwrite", text, "put the block's index into the index of the store", s.span)
                 else:
@@ -81,7 +118,7 @@ class _Blocks:
         """The block indices that expressions depend on."""
         out: frozenset[Var] = frozenset()
         for e in values:
-            for x in walk(e) if isinstance(e, Expr) else ():
+            for x in walk(self.common(e)) if isinstance(e, Expr) else ():
                 if isinstance(x, Var):
                     out |= self.on.get(x, frozenset())
                 elif isinstance(x, (Load, AddressOf)):
@@ -89,6 +126,19 @@ class _Blocks:
                 elif isinstance(x, Call) and (x.op not in INTRINSICS or INTRINSICS[x.op].effect in (WRITES, SYNC)):
                     return self.every
         return out
+
+    def common(self, e: Expr) -> Expr:
+        """An expression, without the index of the pair where both blocks have the same."""
+        one, other = self.of_both(e)
+        return one if one is not None and alpha_equal(one, other) else e
+
+    def of_both(self, e: Expr) -> tuple[Expr | None, Expr | None]:
+        """An expression in the two blocks of the pair; None where it does not name their index."""
+        if self.pair is None or self.every.isdisjoint(free_vars(e)):
+            return None, None
+        one, other = (Analyzer({}).simplify(rewrite(substitute(e, {v: const(n, v.dtype) for v in self.every}), _folded, Binary))
+                      for n in self.pair)
+        return one, other
 
     def held(self, b: Buffer) -> frozenset[Var]:
         return self.on.get(b.data, frozenset()) | self.of(*b.shape, *b.strides, b.offset)
@@ -140,7 +190,9 @@ class _Blocks:
     def branch(self, s: Stmt, conds: list[tuple[Expr, bool]], around: frozenset[Var], a: Analyzer) -> None:
         """Statements under conditions. Bounds of an index, as `bx < 2`, leave several blocks; others may leave one."""
         for c, holds in conds:
-            if is_bound(c, holds) and free_vars(c) <= self.every:
+            if any(isinstance(x, Const) and bool(x.value) is not holds for x in self.of_both(c)):
+                return  # one of the two blocks at most
+            if self.pair is None and is_bound(c, holds) and free_vars(c) <= self.every:
                 a = a.assuming(c, holds)
             else:
                 around |= self.of(c)
