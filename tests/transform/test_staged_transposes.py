@@ -43,6 +43,32 @@ def test_a_transpose_by_elements_loaded_one_element_at_a_time(m, n, dtype):
     assert "X_turned" in tilelang.compile(turned(m, n, dtype=dtype), target=SM90A).get_kernel_source()
 
 
+def fragment_turned(m, n, tile=64, dtype="float32", rows_first=True):
+    """A fragment that comes along rows of X, normalised by its rows or not, and goes along rows of Y."""
+    @T.prim_func
+    def main(X: T.Tensor((m, n), dtype), Y: T.Tensor((n, m), dtype)):
+        with T.Kernel(T.ceildiv(n, tile), T.ceildiv(m, tile), threads=128) as (bx, by):
+            f, most = T.alloc_fragment((tile, tile), dtype), T.alloc_fragment((tile,), dtype)
+            T.copy(X[by * tile, bx * tile], f)
+            if rows_first:
+                T.reduce_max(f, most, dim=1)
+                for i, j in T.Parallel(tile, tile):
+                    f[i, j] -= most[i]
+            for i, j in T.Parallel(tile, tile):
+                Y[bx * tile + j, by * tile + i] = f[i, j]
+
+    return main
+
+
+@pytest.mark.parametrize("m, n, dtype, rows_first", [(64, 128, "float32", False), (70, 64, "float16", True)])
+def test_a_fragment_stored_across_its_rows_stored_one_element_at_a_time(m, n, dtype, rows_first):
+    x = np.random.default_rng(0).integers(0, 100, (m, n)).astype(dtype)
+    want = x - (x.max(axis=1, keepdims=True) if rows_first else 0)
+    program = fragment_turned(m, n, dtype=dtype, rows_first=rows_first)
+    assert np.array_equal(everywhere(program, x, on=WITH_HOPPER)[1], want.T)
+    assert "f_turned" in tilelang.compile(program, target=SM90A).get_kernel_source()
+
+
 def test_neighbouring_blocks_stored_along_columns():
     """Blocks go along the rows of Y, where the program has them go along those of X."""
     text = tilelang.compile(turned(64, 96), target=SM90A).get_kernel_source()

@@ -3,6 +3,8 @@
     for i, j in T.Parallel(64, 64):           for j, i in T.Parallel(64, 64): turned[j, i] = X[j0 + j, i0 + i]
         Y[i0 + i, j0 + j] = X[j0 + j, i0 + i]  ->  for i, j in T.Parallel(64, 64): Y[i0 + i, j0 + j] = turned[j, i]
 
+A fragment that was loaded along rows of a tensor and is stored along other rows goes through shared memory in the same way.
+
 The tile in shared memory gets the layout with the fewest transactions, as one of the program does.  Neighbouring blocks
 go along the rows that they store, where the program has them go along the rows that they load.
 """
@@ -12,10 +14,10 @@ from __future__ import annotations
 import math
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Expr, Func, If, Launch, Load, Parallel, Stmt, Store, Var,
-                         While, const, contains, convert, free_vars, fresh, load, replace, rewrite, rewrite_launches, seq,
-                         substitute, walk, with_inner, DYNAMIC, GLOBAL)
-from tilelang.ops import Gemm
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Expr, Func, If, Launch, Load, Parallel, Stmt, Store,
+                         TileOp, Var, While, const, contains, convert, free_vars, fresh, load, replace, rewrite,
+                         rewrite_launches, seq, substitute, walk, with_inner, DYNAMIC, FRAGMENT, GLOBAL)
+from tilelang.ops import Copy, Fill, Gemm, Reduce
 from tilelang.target import is_pure
 from tilelang.target.machine import MAX_GRID
 
@@ -29,12 +31,25 @@ FEWEST, MOST = 16, 32768  # elements along both rows, bytes of the tile
 @pass_(needs=TILE)
 def staged_transposes(func: Func, cx: PassContext) -> Func:
     """Stage what a parallel loop reads across its rows through shared memory.  The module docstring shows it."""
-    def visit(s: Stmt) -> Stmt:
-        if isinstance(s, (If, While)):  # which single warps may run
-            return s
-        return _staged(s) if isinstance(s, Parallel) else with_inner(s, visit)
+    def inside(launch: Launch) -> Launch:
+        loaded = _loaded_in_rows(launch.body)
 
-    return rewrite_launches(func, lambda x: x if x.plan.by_hand else _along_stores(with_inner(x, visit)))
+        def visit(s: Stmt) -> Stmt:
+            if isinstance(s, (If, While)):  # which single warps may run
+                return s
+            return _staged(s, loaded) if isinstance(s, Parallel) else with_inner(s, visit)
+
+        return _along_stores(with_inner(launch, visit))
+
+    return rewrite_launches(func, lambda x: x if x.plan.by_hand else inside(x))
+
+
+def _loaded_in_rows(body: Stmt) -> set[Var]:
+    """Storage of the fragments that copies fill from tensors, and that no op lays out for itself."""
+    ops = [*walk(body, TileOp)]
+    copies = [x for x in ops if isinstance(x, Copy)]
+    return {x.dst.buffer.data for x in copies if x.dst.buffer.scope_name == FRAGMENT and x.src.buffer.scope_name == GLOBAL} - {
+        a.region.buffer.data for x in ops if not isinstance(x, (Copy, Fill, Reduce)) for a in x.accesses()}  # type: ignore[attr-defined]
 
 
 def _along_stores(launch: Launch) -> Launch:
@@ -56,7 +71,7 @@ def _along_stores(launch: Launch) -> Launch:
         launch.block_vars[k] for k in order))
 
 
-def _staged(s: Parallel) -> Stmt:
+def _staged(s: Parallel, loaded: set[Var]) -> Stmt:
     extents = {v: int(n.value) for v, n in zip(s.vars, s.extents) if isinstance(n, Const)}
     if len(extents) < max(2, len(s.vars)) or s.plan.given() or any(
             isinstance(x, AddressOf) or not is_pure(x.op) for x in walk(s.body, AddressOf, Call)):
@@ -70,7 +85,8 @@ def _staged(s: Parallel) -> Stmt:
     tiles: dict[Expr, Expr] = {}
     for x in dict.fromkeys(walk(s.body, Load)):
         row = _row(x, extents)
-        if out is None or row is None or row is out or x.buffer.scope_name != GLOBAL or x.buffer.data in written or \
+        far = x.buffer.scope_name == GLOBAL or x.buffer.data in loaded and all(isinstance(i, Var) for i in x.indices)
+        if out is None or row is None or row is out or not far or x.buffer.data in written or \
                 x.buffer.dtype.bits % 8 or x.buffer.dtype.lanes > 1 or any(
                     contains(i, Load) or bound & {*free_vars(i)} for i in x.indices):
             continue
