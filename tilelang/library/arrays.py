@@ -44,6 +44,11 @@ def type_name(x: Any) -> str:
     return _NAMES[x.dtype]
 
 
+def accumulator(kind: str) -> str:
+    """The type in which sums and logarithms of elements of a type are formed."""
+    return "float64" if kind == "float64" else "float32"
+
+
 class _Names(dict[Any, str]):
     """Element types of NumPy and torch -> their names."""
 

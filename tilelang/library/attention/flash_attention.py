@@ -13,7 +13,7 @@ import numpy as np
 from tilelang.errors import error
 
 from ..agreement import Disjoint
-from ..arrays import compact_copy, contiguous, empty, is_numpy, maker, type_name, zeros
+from ..arrays import accumulator, compact_copy, contiguous, empty, is_numpy, maker, type_name, zeros
 from ..autograd import Function, Results, Step, direct
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place, dynamic_shapes, target_text
@@ -23,7 +23,7 @@ from .dropout import check_dropout
 from .flash_decode import NAMES as decode_names, prepare as prepare_decode
 from .form import Tile
 from .inputs import check_disjoint, check_scale, check_tensors, running_on, with_whole_heads
-from .problem import AttentionProblem, attention_problem, fold, lse_type, mask_of, opened
+from .problem import AttentionProblem, attention_problem, fold, mask_of, opened
 from .tile_cost import Machine, machine_of
 
 
@@ -215,7 +215,7 @@ _OPTIONS = "int? left, int? right, float? scale, str layout, bool? deterministic
 def _shapes(q: Any, k: Any, v: Any, cu_q: Any, *options: Any) -> Results:
     packed, layout = cu_q is not None, options[-4]
     shape = (q.shape[1], q.shape[0]) if packed else (q.shape[0], q.shape[2], q.shape[1]) if layout == "bshd" else q.shape[:3]
-    return [((*q.shape[:-1], v.shape[-1]), type_name(q)), (tuple(shape), lse_type(type_name(q)))]
+    return [((*q.shape[:-1], v.shape[-1]), type_name(q)), (tuple(shape), accumulator(type_name(q)))]
 
 
 def _forward(*args: Any) -> tuple[Any, Any]:
@@ -231,13 +231,13 @@ def _backward(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, sinks: Any, seed: An
     grad = zeros(out, tuple(out.shape), type_name(out)) if grad is None else grad
     found = gradients((q, k, v, out, lse, grad, grad_lse, cu_q, cu_k, sinks, seed), causal=False, window=(left, right),
                       layout=layout, drop=drop, scale=scale, deterministic=deterministic, target=target)
-    return found if sinks is not None else (*found, empty(q, (0,), lse_type(type_name(q))))
+    return found if sinks is not None else (*found, empty(q, (0,), accumulator(type_name(q))))
 
 
 _FUNCTION = Function(
     "flash_attention", Step(f"{_INPUTS}, {_OPTIONS}", _shapes, _forward, 2, owns=True),
     Step(f"{_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}, Tensor? grad_out, Tensor? grad_lse",
          lambda *args: [*((tuple(x.shape), type_name(x)) for x in args[:3]),
-                        ((0,) if args[5] is None else tuple(args[5].shape), lse_type(type_name(args[0])))], _backward,
+                        ((0,) if args[5] is None else tuple(args[5].shape), accumulator(type_name(args[0])))], _backward,
          4, owns=True),
     lambda needs, args, made: (*args[:7], *made, *args[7:]), (0, 1, 2, 5), visible=2)

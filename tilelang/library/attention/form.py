@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import tilelang.language as T
 from tilelang.ir import const
 
+from ..arrays import accumulator
 from .decode_problem import DecodeSizes
 from .dropout import LEVELS
-from .problem import Mask, Sizes, lse_type
+from .problem import Mask, Sizes
 
 LOG2E = 1.4426950408889634
 FACTS = 8  # integers of a tile of packed sequences: head, first row, the sequence's first query and length, first key and
@@ -97,10 +98,7 @@ class AttentionForm:
         """Query heads that read one kv head."""
         return self.sizes.heads // self.sizes.kv_heads
 
-    @property
-    def accum(self) -> str:
-        """The type of scores, sums and logarithms."""
-        return lse_type(self.dtype)
+    accum = property(lambda self: accumulator(self.dtype))  # the type of scores, sums and logarithms
 
     def exponent_scale(self, scale: Any) -> Any:
         """The factor of the scores in front of exp2. scale: the kernel's parameter."""

@@ -7,7 +7,7 @@ from typing import Any
 import tilelang.language as T
 from tilelang.errors import error
 
-from ..arrays import compact_copy, empty, is_numpy, type_name, zeros
+from ..arrays import accumulator, compact_copy, empty, is_numpy, type_name, zeros
 from ..autograd import Function, Results, Step
 from ..place import Place, target_text
 from .backward import gradients
@@ -15,7 +15,6 @@ from .flash_attention import attend
 from .form import LOG2E
 from .inputs import UNIT, check_alike, check_scale, check_tensors, fitting_kernel, running_on, strides_of
 from .kernels import absorb, finish, reset
-from .problem import lse_type
 
 FEW = 8  # tokens of a block that joins keys, or their gradients
 
@@ -61,7 +60,7 @@ def _results(q: Any, k: Any, k_rope: Any, v: Any, *options: Any) -> Results:
         raise error("attention-argument", f"‹{shapes} of {type_name(q)}›",
                     expected="float16 or bfloat16, dimensions that are multiples of 16 up to 256", hint="pad with zeros")
     batch, seq_q, heads, _ = q.shape
-    return [((batch, seq_q, heads, v.shape[3]), type_name(q)), ((batch, heads, seq_q), lse_type(type_name(q)))]
+    return [((batch, seq_q, heads, v.shape[3]), type_name(q)), ((batch, heads, seq_q), accumulator(type_name(q)))]
 
 
 def _forward(q: Any, k: Any, k_rope: Any, v: Any, causal: bool, scale: Any, dynamic: bool, target: Any, out: Any,
@@ -138,7 +137,7 @@ def collect_gradients(form: tuple[int, int, int, str]) -> Any:
     def mla_collect_gradients(dKeys: T.Tensor((batch, seq, heads, dim + rope), dtype),
                               dK: T.Tensor((batch, seq, heads, dim), dtype), dRope: T.Tensor((batch, seq, rope), dtype)):
         with T.Kernel(T.ceildiv(seq, FEW), batch, threads=256) as (n, b):
-            total = T.alloc_fragment((FEW, rope), lse_type(dtype))
+            total = T.alloc_fragment((FEW, rope), accumulator(dtype))
             for i, h, d in T.Parallel(FEW, heads, dim):
                 if n * FEW + i < seq:
                     dK[b, n * FEW + i, h, d] = dKeys[b, n * FEW + i, h, d]

@@ -10,7 +10,7 @@ import numpy as np
 
 from tilelang.errors import error
 
-from ..arrays import compact, is_numpy, strides, type_name
+from ..arrays import accumulator, compact, is_numpy, strides, type_name
 from ..place import Place
 from .inputs import check_alike, check_heads, device_of, strides_of
 
@@ -82,10 +82,7 @@ class AttentionProblem:
         """Whether sequences of any lengths lie one after another."""
         return self.layout == "packed"
 
-    @property
-    def accum(self) -> str:
-        """The type of scores, sums and logarithms."""
-        return lse_type(self.dtype)
+    accum = property(lambda self: accumulator(self.dtype))  # the type of scores, sums and logarithms
 
     @property
     def lse_shape(self) -> tuple[int, ...]:
@@ -137,11 +134,6 @@ def opened(p: AttentionProblem, at: Place, *kind: Any, most: int | None = None) 
     return replace(p, mask=mask, dynamic=True, opened=True)
 
 
-def lse_type(dtype: str) -> str:
-    """The type of the logarithms for tensors of a type."""
-    return "float64" if dtype == "float64" else "float32"
-
-
 def attention_problem(tensors: Mapping[str, Any], on_cuda: bool, *, causal: bool, window: Any, layout: str, scale: float | None,
                       with_lse: bool, dynamic: bool = False, drop: int = 0) -> AttentionProblem:
     """The problem of a call.
@@ -159,9 +151,9 @@ def attention_problem(tensors: Mapping[str, Any], on_cuda: bool, *, causal: bool
     aligned = on_cuda and not is_numpy(q)
     arrays, sinks = [tensors[n] for n in "qkv"], tensors.get("sinks")
     if sinks is not None and (type_name(sinks), tuple(sinks.shape), device_of(sinks)) != (
-            lse_type(type_name(q)), (sizes.heads,), device_of(q)):
+            accumulator(type_name(q)), (sizes.heads,), device_of(q)):
         raise error("attention-shape", f"sinks are ‹{type_name(sinks)} {tuple(sinks.shape)}› on {device_of(sinks)}",
-                    expected=f"{lse_type(type_name(q))} ({sizes.heads},) on {device_of(q)}",
+                    expected=f"{accumulator(type_name(q))} ({sizes.heads},) on {device_of(q)}",
                     hint="one logit for each query head")
     found = [strides_of(x, aligned) for x in arrays]
     if out is not None and (strides_of(out) is None or not is_numpy(out) and out.data_ptr() & 15):

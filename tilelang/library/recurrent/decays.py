@@ -22,7 +22,7 @@ import tilelang.language as T
 from tilelang.errors import error
 from tilelang.ir import const
 
-from ..arrays import compact, compact_copy, contiguous, empty, is_numpy, padded, strides, sum_into, type_name
+from ..arrays import accumulator, compact, compact_copy, contiguous, empty, is_numpy, padded, strides, sum_into, type_name
 from ..attention.form import LOG2E
 from ..attention.inputs import UNIT, device_of, fast_kernel, running_on, strides_of
 from ..autograd import Function, Results, Step
@@ -58,10 +58,6 @@ def linear_attention(q: Any, k: Any, v: Any, log_decay: Any = None, *, scale: fl
     return _FUNCTION(q, k, v, log_decay, float(scale), target_text(target))[..., :dim_v]
 
 
-def _accum(x: Any) -> str:
-    return "float64" if type_name(x) == "float64" else "float32"
-
-
 @dataclass(frozen=True)
 class PassForm:
     """Any batch and seq. sizes: (heads, dim, dim_v). strided: of Q, K and V, which calls give with strides. decays: whether
@@ -76,9 +72,7 @@ class PassForm:
     reverse: bool
     keeps: str = ""
 
-    @property
-    def accum(self) -> str:
-        return "float64" if self.dtype == "float64" else "float32"
+    accum = property(lambda self: accumulator(self.dtype))
 
     @property
     def stages(self) -> int:
@@ -231,7 +225,7 @@ def decay_gradient(heads: int, blocks: int, wide: int, accum: str) -> Any:
 
 def _results(q: Any, k: Any, v: Any, log_decay: Any, *options: Any) -> Results:
     """The shape of the result, and the checks of the arguments."""
-    kind, accum = type_name(q), _accum(q)
+    kind, accum = type_name(q), accumulator(type_name(q))
     given = {"q": q, "k": k, "v": v}
     shapes = ", ".join(f"{n} {type_name(x)} {tuple(x.shape)}" for n, x in given.items())
     decays = None if log_decay is None else tuple(log_decay.shape)
@@ -252,8 +246,8 @@ def _added_up(at: Place, log_decay: Any, q: Any) -> Any:
     batch, seq, heads = (int(n) for n in q.shape[:3])
     if log_decay is None or 0 in q.shape:
         return None
-    out = empty(q, (batch, heads, -(-seq // CHUNK), CHUNK), _accum(q))
-    fast_kernel(at, added_up, heads, log_decay.ndim == 3, _accum(q))(contiguous(log_decay), out, seq)
+    out = empty(q, (batch, heads, -(-seq // CHUNK), CHUNK), accumulator(type_name(q)))
+    fast_kernel(at, added_up, heads, log_decay.ndim == 3, accumulator(type_name(q)))(contiguous(log_decay), out, seq)
     return out
 
 
@@ -289,7 +283,7 @@ def _backward(q: Any, k: Any, v: Any, log_decay: Any, scale: float, target: Any,
     c, (batch, seq, heads, dim), blocks = _added_up(at, log_decay, q), q.shape, -(-q.shape[3] // COLUMNS)
     of_q, of_k = (), ()
     if wanted:
-        chunks, accum, dots = c.shape[2], _accum(q), (blocks, batch, heads, seq)
+        chunks, accum, dots = c.shape[2], accumulator(type_name(q)), (blocks, batch, heads, seq)
         rows, columns, edge = (empty(q, x, accum) for x in (dots, dots, (blocks, batch, heads, chunks, v.shape[3] + CHUNK)))
         states = empty(q, (batch, heads, chunks, v.shape[3], dim), type_name(q))
         of_q, of_k = ("rows", contiguous(q), rows, states, None), ("columns", contiguous(k), columns, states, edge)
@@ -306,7 +300,7 @@ def _backward(q: Any, k: Any, v: Any, log_decay: Any, scale: float, target: Any,
 
 def _shapes(q: Any, k: Any, v: Any, log_decay: Any, scale: float, target: Any, wanted: bool, grad: Any) -> Results:
     decays = tuple(log_decay.shape) if wanted else (0,)
-    return [*((tuple(x.shape), type_name(x)) for x in (q, k, v)), (decays, _accum(q))]
+    return [*((tuple(x.shape), type_name(x)) for x in (q, k, v)), (decays, accumulator(type_name(q)))]
 
 
 _ARGUMENTS = "Tensor q, Tensor k, Tensor v, Tensor? log_decay, float scale, str? target"

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilelang.errors import error, register
 
-from ..arrays import contiguous, empty, padded, sum_into, type_name, zeros
+from ..arrays import accumulator, contiguous, empty, padded, sum_into, type_name, zeros
 from ..attention.inputs import check_double, check_like, fast_kernel, fitting_kernel, running_on
 from ..autograd import Function, Results, Step
 from ..place import Place, target_text
@@ -167,7 +167,7 @@ def _check(name: str, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, initial
         raise error("delta-argument", f"{name} has no kernel for {kind}, dim_k {dim_k} and dim_v {dim_v}",
                     expected="float16 or bfloat16, float64 on the CPU; dim_k of 1 to 256",
                     found=f"{kind}, dim_k {dim_k}, dim_v {dim_v}", hint="convert q, k and v")
-    row, acc = (batch, seq, heads), "float64" if kind == "float64" else "float32"
+    row, acc = (batch, seq, heads), accumulator(kind)
     given = {"k": (k, tuple(q.shape), kind), "v": (v, tuple(v.shape), kind), "beta": (beta, row, acc),
              "log_alpha": (log_alpha, (*row, dim_k) if name == "kda" else row, acc)}
     if initial is not None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
+from ..arrays import accumulator
 from ..attention.form import LOG2E
 
 CHUNKS = 64, 32, 16  # steps of a chunk: the first with which a block has room for its tiles
@@ -52,9 +53,7 @@ class DeltaForm(NamedTuple):
         """Channels of a block that computes gradients of q and k: fewer where they have decays, for registers."""
         return min(self.dim_k, 64) if self.channels else self.dim_k
 
-    @property
-    def acc(self) -> str:
-        return "float64" if self.dtype == "float64" else "float32"
+    acc = property(lambda self: accumulator(self.dtype))
 
     @property
     def number(self) -> Any:

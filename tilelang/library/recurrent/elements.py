@@ -8,7 +8,7 @@ from typing import Any
 import tilelang.language as T
 from tilelang.ir import Expr, Var, const, dtype, substitute
 
-from ..arrays import contiguous, type_name
+from ..arrays import accumulator, contiguous, type_name
 from ..attention.derivative import derivative
 from ..attention.inputs import running_on
 from ..autograd import Function, Results, Step
@@ -31,7 +31,7 @@ class ElementMap:
 
 def map_elements(number: int, kind: str, backward: bool) -> Any:
     """The kernel (X, G, Y): Y = f(X), or f'(X) G. G has one element in the forward pass."""
-    n, accum = T.dynamic("n"), "float64" if kind == "float64" else "float32"
+    n, accum = T.dynamic("n"), accumulator(kind)
     x = Var("x", dtype(accum))
     y = _MAPS[number](x)
     y = derivative(y, x) if backward else y

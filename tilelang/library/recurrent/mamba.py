@@ -23,7 +23,7 @@ import tilelang.language as T
 
 from tilelang.errors import error
 
-from ..arrays import contiguous, empty, filled, is_numpy, padded, sum_into, type_name, zeros
+from ..arrays import accumulator, contiguous, empty, filled, is_numpy, padded, sum_into, type_name, zeros
 from ..attention.form import LOG2E
 from ..attention.inputs import check_double, check_like, fast_kernel, fitting_kernel, running_on
 from ..autograd import Function, Results, Step
@@ -108,7 +108,7 @@ def _results(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, initial: Any, targ
     if any(not 0 < m <= 256 for m in (p, n)) or kind not in ("float16", "bfloat16", "float64"):
         raise error("ssd-argument", f"mamba2 has no kernel for {kind}, P {p} and N {n}", found=f"{kind}, P {p}, N {n}",
                     expected="float16 or bfloat16, float64 on the CPU; P and N of 1 to 256", hint="convert x, b and c")
-    acc = "float64" if kind == "float64" else "float32"
+    acc = accumulator(kind)
     given = {"dt": (dt, (batch, seq, heads), acc), "a": (a, (heads,), acc), "b": (b, tuple(b.shape), kind),
              "c": (c, tuple(b.shape), kind)}
     for name, value, shape in (("d", d, (heads,)), ("initial", initial, (batch, heads, p, n))):
@@ -222,9 +222,7 @@ class MambaForm(NamedTuple):
         """These columns of a tile of all."""
         return x if self.pieces == 1 else x[:, self.of_piece(m)]
 
-    @property
-    def acc(self) -> str:
-        return "float64" if self.dtype == "float64" else "float32"
+    acc = property(lambda self: accumulator(self.dtype))
 
     @property
     def each(self) -> int:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
+from ..arrays import accumulator
 from ..attention.form import LOG2E
 
 ROWS = 64  # of a tile of scan_pairs
@@ -39,9 +40,7 @@ class SsdForm(NamedTuple):
         together = next(m for m in (4, 2, 1) if self.each % m == 0 and (m == 1 or self.wide and m * self.p <= 128))
         return together, together * self.p // self.splits, 256 if self.wide and together * self.p == 128 else 128
 
-    @property
-    def acc(self) -> str:
-        return "float64" if self.dtype == "float64" else "float32"
+    acc = property(lambda self: accumulator(self.dtype))
 
     @property
     def unit(self) -> float:

@@ -22,7 +22,7 @@ import tilelang.language as T
 from tilelang.errors import error
 from tilelang.ir import dtype
 
-from ..arrays import contiguous, empty, type_name, zeros
+from ..arrays import accumulator, contiguous, empty, type_name, zeros
 from ..attention.inputs import running_on
 from ..autograd import Function, Results, Step
 from ..gemm.kernels import chosen
@@ -30,7 +30,7 @@ from ..gemm.plan import choose_tile
 from ..gemm.problem import TYPES
 from ..gemm.tile import Chip, Tile, TileProblem, without_wgmma
 from ..place import Place, target_text
-from .rows import accumulator, check_alike
+from .rows import check_alike
 
 _STEP = 64  # columns of k that a tile of 16-bit elements has at least, where the channels permit it
 _FEW_STEPS = 16  # fewer of a class hide less of a tile's stores (128 images of 28x28x256: 56 us, by 256 rows 58)

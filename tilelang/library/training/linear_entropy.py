@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import tilelang.language as T
 from tilelang.errors import error
 
-from ..arrays import empty, type_name
+from ..arrays import accumulator, empty, type_name
 from ..attention.inputs import running_on
 from ..autograd import Function, Results, Step, direct
 from ..gemm.fused import epilogue_form
@@ -24,7 +24,7 @@ from ..gemm.kernels import Form, main_loop
 from ..gemm.plan import ROWS, shared_rows
 from ..gemm.problem import matmul_problem
 from ..place import Place, target_text
-from .rows import RowTile, accumulator, as_rows, check_alike
+from .rows import RowTile, as_rows, check_alike
 from .softmax import check_reduction
 from .softmax import EntropyForm, known_or_nan, loss_of, reduce_rows
 

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
-from ..arrays import empty, type_name
+from ..arrays import accumulator, empty, type_name
 from ..attention.inputs import running_on
 from ..autograd import Function, Results, Step
 from ..place import Place, target_text
-from .rows import RowTile, accumulator, as_rows, check_alike
+from .rows import RowTile, as_rows, check_alike
 
 
 def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, target: Any = None) -> Any:

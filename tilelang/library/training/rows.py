@@ -36,11 +36,6 @@ class RowTile(NamedTuple):
         return RowTile(max(1, 128 * 16 // width), width, -(-columns // width), threads)
 
 
-def accumulator(kind: str) -> str:
-    """The type in which rows of a type are reduced."""
-    return "float64" if kind == "float64" else "float32"
-
-
 def as_rows(x: Any, columns: int) -> Any:
     """A tensor as a contiguous matrix with so many columns."""
     flat = contiguous(x)

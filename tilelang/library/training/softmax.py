@@ -18,12 +18,12 @@ import tilelang.language as T
 
 from tilelang.errors import error
 
-from ..arrays import empty, type_name
+from ..arrays import accumulator, empty, type_name
 from ..attention.form import LOG2E
 from ..attention.inputs import running_on
 from ..autograd import Function, Results, Step
 from ..place import target_text
-from .rows import RowTile, accumulator, as_rows, check_alike
+from .rows import RowTile, as_rows, check_alike
 
 
 _LN2 = 0.6931471805599453

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import tilelang.language as T
 from tilelang.errors import error
 
-from ..arrays import type_name
+from ..arrays import accumulator, type_name
 from ..attention.form import LOG2E
 from ..attention.inputs import running_on
 from ..autograd import Function, Results, Step
 from ..place import target_text
-from .rows import accumulator, as_rows, check_alike
+from .rows import as_rows, check_alike
 
 _WIDTH, _ROWS, _THREADS = 512, 4, 128  # a tile: 16 elements a thread
 
