@@ -1,4 +1,4 @@
-"""Results of GEMMs that branches store: packed in their registers, or by way of an array."""
+"""Loops that store registers of their own as they are: the PTX does what the loops say."""
 
 import re
 import sys
@@ -10,15 +10,77 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 sys.path.insert(0, str(Path(__file__).parent))
+from handmade import kernel, thread_vars
 
 import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
+from tilelang.ir import Alloc, Bind, Buffer, Call, For, Ramp, Store, const, dtype, fresh, load, seq, walk, with_options
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
+from tilelang.target.register_forms import form_of, store_form
 from tilelang.transform.pipeline import lower
 from transform.test_accumulator_registers import both_ways, marked, numbers
 
 FAST = {"tl.enable_fast_math": True}
+I32 = dtype("int32")
+SHAPE = (3, 2, 2)  # turns of the loops, element r * 4 + q * 2 + p
+K, TX = (fresh(n, I32) for n in ("k", "tx"))
+LOOPS = tuple(fresh(n, I32) for n in "rqp")
+ROW = TX // 4 % 8 + LOOPS[1] * 8
+
+
+def nest(body, shape=SHAPE, loops=LOOPS):
+    for v, n in reversed(list(zip(loops, shape))):
+        body = For(v, const(0), const(n), "unroll", body)
+    return body
+
+
+def stores(to, indices, lanes=2):
+    acc = Buffer("acc", (12,), dtype("float32"), "local")
+    place = LOOPS[0] * 4 + LOOPS[1] * 2
+    row = fresh("row", I32)
+    if lanes > 1:
+        indices = (*indices[:-1], Ramp(indices[-1], const(1), lanes, I32.with_lanes(lanes)))
+        place = Ramp(place, const(1), lanes, I32.with_lanes(lanes))
+    body = Store(to, (indices[0], row, *indices[2:]), load(acc, (place,)))
+    return nest(seq(Bind(row, indices[1]), body), SHAPE[:2], LOOPS[:2])
+
+
+def test_what_has_the_form_of_stores():
+    m = Buffer("M", (4, 64, 64), dtype("float32"), "global")
+    at = (K, ROW, LOOPS[0] * 8 + TX % 4 * 2)
+    form = form_of(stores(m, at))
+    assert form.kind == "store" and [k for k, _ in form.points] == [0, 2, 4, 6, 8, 10]
+    assert [k for k, _ in store_form(stores(m, at, lanes=1)).points] == [0, 2, 4, 6, 8, 10]
+    assert store_form(stores(Buffer("M", (4, 64, 64), dtype("float16"), "global"), at)) is None
+    assert store_form(stores(Buffer("M", (4, 64, 64), dtype("float32"), "shared"), at)) is None
+    assert store_form(stores(m, (K, (ROW + K) // 3, at[2]))) is None, "no address that loops move by a constant"
+    assert store_form(stores(m, (load(Buffer("at", (4,), I32, "global"), (K,)), *at[1:]))) is None, "the stores may change it"
+
+
+@pytest.mark.parametrize(("lanes", "shape"), [(1, (4, 64, 64)), (2, (4, 64, 64)), (2, ("n", "m", 64)), (4, (4, "n", "m"))])
+def test_stores_go_where_the_loops_say(lanes, shape):
+    sizes = {"n": fresh("n", I32), "m": fresh("m", I32)}
+    m = Buffer("M", tuple(sizes.get(n, n) for n in shape), dtype("float32"), "global")
+    loop = stores(m, (K, ROW, LOOPS[0] * 8 + TX % 4 * 2), lanes)
+    acc = form_of(loop).buffer
+    tvars = (TX, *thread_vars()[1:])
+    text = print_kernel(kernel([m, K, *sizes.values()], [Alloc(acc), with_options(loop, registers=True)], tvars=tvars))
+    lines, args = (re.search(p, text).group(1) for p in (r'store_acc\(.*?asm volatile\("(.*?)" ::', r"tl::store_acc\((.*)\);"))
+    rng = np.random.default_rng(3)
+    at = {"k": 3, "n": 70, "m": 80, "tx": int(rng.integers(128))}
+    strides = [1]
+    for n in shape[:0:-1]:
+        strides.insert(0, strides[0] * at.get(n, n))
+    starts = [eval(re.sub(r"\(long long\)|LL", "", a), {}, at) for a in re.findall(r"&M\[(.*?)\](?:,|$)", args)]
+    assert len(starts) == (2 if "m" in shape[2:] else 1), "rows of unknown length have addresses of their own"
+    stored = {}
+    for number, away, names in re.findall(r"\[%(\d)([+-]\d+)?\], \{(.*?)\}", lines):
+        for i, name in enumerate(names.split(", ")):
+            stored[int(name.removeprefix("tl_acc_"))] = starts[int(number)] + int(away or 0) // 4 + i
+    want = {r * 4 + q * 2 + i: 3 * strides[0] + (at["tx"] // 4 % 8 + 8 * q) * strides[1] + r * 8 + at["tx"] % 4 * 2 + i
+            for r in range(3) for q in range(2) for i in range(lanes)}
+    assert stored == want
 
 
 def after_branches(wide):
@@ -55,8 +117,12 @@ def test_branches_work_on_the_registers(monkeypatch, wide):
     p = s.astype(np.float16).astype(np.float32)
     assert np.array_equal(got[:, :64], (p @ k.astype(np.float32))[64:]) and not got[:, 64:].any()
     kinds, into, out = marked(lowered)
-    assert "read" in kinds and (into, out) == (0, 1), "the float32 values alone leave their registers"
+    assert {"store", "read"} <= set(kinds) and into == out == 0, "no array"
     text = print_kernel(lowered, fast_math=True)
+    lines = re.search(r'store_acc\(void\* p0\) \{ asm volatile\("(.*?)" ::', text).group(1).split("\\n")
+    assert len(lines) == 16 and lines[1] == f"st.global.v2.f32 [%0+{8 * wide * 4}], {{tl_acc_2, tl_acc_3}};"
+    calls = [x for x in walk(lowered.launch.body) if isinstance(x, Call)]
+    assert not any(x.op == "wgmma_pin" and x.options.move is not None for x in calls)
     if nvrtc.available():
         cubin = nvrtc.compile_cubin(text, "sm_90a", ["--use_fast_math"])
         assert cubin.spills == 0 and "C75" not in cubin.log

@@ -13,6 +13,10 @@ Loops over values that are computed from accumulators (`value_form`):
     for r: x[…] = max(x[…], S[r])                   sum      one instruction each, in the loop's order; of |S[r]| too
     for i: x[i] = 0; for r: x[i] = x[i] + S[…]      sums     the same for each iteration; the rest is printed unchanged
 
+and, in branches and outside of the innermost loops, which are executed rarely (`store_form`):
+
+    for r: M[n, r : r + 2] = acc[2 * r : 2 * r + 2] store    one store each, from one address where the tensor's strides allow
+
 In loops without a form the values pass through an array, which the device compiler has to split into registers again.
 """
 
@@ -25,8 +29,9 @@ from typing import Any
 
 import numpy as np
 
+from tilelang.arith import Analyzer, Linear
 from tilelang.ir import (AddressOf, Binary, Bind, Buffer, Call, Cast, Const, Expr, For, Load, Ramp, Stmt, Store, Var, free_vars,
-                         is_large, stmts_of, substitute, walk, contains, LOCAL)
+                         is_large, stmts_of, substitute, walk, contains, GLOBAL, LOCAL)
 from tilelang.ir.record import record
 
 MOST = 256  # largest number of iterations of a loop nest
@@ -39,9 +44,9 @@ _VALUES: dict[str, Any] = {"add": operator.add, "sub": operator.sub, "mul": oper
 class Form:
     """The form of a loop.
 
-    kind: "fill" | "scale" | "halves" | "read" | "map" | "sum" | "sums".  buffer: the register array.
+    kind: "fill" | "scale" | "halves" | "read" | "map" | "sum" | "sums" | "store".  buffer: the register array.
     points: one tuple for each iteration, in order.  fill: (element, value); scale: (element, factor); halves: (word, source,
-    lower element, upper element); map: (element, values of the loop variables); sum: (element added to, element).
+    lower element, upper element); map, store: (element, values of the loop variables); sum: (element added to, element).
     read, sums: none.
     value: map: the stored expression; sum: the value of its statement.
     """
@@ -61,7 +66,7 @@ def form_of(s: Stmt) -> Form | None:
     """The form of a statement, of any kind.  Computed once and cached on the statement."""
     known = s.__dict__
     if "_form" not in known:
-        known["_form"] = register_form(s) or value_form(s)
+        known["_form"] = register_form(s) or value_form(s) or store_form(s)
     return known["_form"]  # type: ignore[no-any-return]
 
 
@@ -227,7 +232,7 @@ def value_form(s: Stmt) -> Form | None:
     loops, body = _nest(s)
     last = (stmts_of(body) or (body,))[-1]
     if isinstance(s, For) and loops and isinstance(last, Store) and last.buffer.scope_name == LOCAL:
-        found = last if last is body else _inlined(s)[1]
+        found = last if last is body else inlined(s)[1]
         if found is not None:
             return (sum_form(s) if s.plan.registers == "sum" else None) or _map(loops, found) or sum_form(s)
     return _sum_nest(s) if len(loops) == 1 else None
@@ -337,7 +342,15 @@ def _sum_nest(s: Stmt) -> Form | None:
     return Form("sums", found) if _uses(found, s) == count else None
 
 
-def _inlined(s: Stmt) -> tuple[list[tuple[Var, int]], Store | None]:
+# ---- loops that are executed rarely -------------------------------------------------------------------------------------
+
+def store_form(s: Stmt) -> Form | None:
+    """The form "store" of a loop nest, None for other statements."""
+    loops, store = inlined(s)
+    return None if store is None else _store(loops, store)
+
+
+def inlined(s: Stmt) -> tuple[list[tuple[Var, int]], Store | None]:
     """(loops, the single store in them, with bound variables replaced by their values); the store is None for other bodies."""
     loops, body = _nest(s)
     *bound, last = stmts_of(body) or (body,)
@@ -350,3 +363,37 @@ def _inlined(s: Stmt) -> tuple[list[tuple[Var, int]], Store | None]:
         if is_large(values[x.var]):
             return loops, None
     return loops, substitute(last, values)
+
+
+def affine_in(e: Expr, inside: set[Var]) -> tuple[Linear, dict[Var, int]] | None:
+    """Split an integer into (the terms without loop variables, the coefficient of each loop variable).
+
+    None if it is not affine in the loop variables.
+    """
+    form = Analyzer().linear(e)
+    rest = {a: k for a, k in form.terms.items() if a not in inside}
+    if any(v in inside for a in rest for v in free_vars(a)):
+        return None
+    return Linear(rest, form.const), {v: form.terms[v] for v in inside if v in form.terms}
+
+
+def _store(loops: list[tuple[Var, int]], s: Store) -> Form | None:
+    v, to, inside = s.value, s.buffer, {v for v, _ in loops}
+    if not isinstance(v, Load) or v.buffer.scope_name != LOCAL or not v.buffer.is_static or len(v.indices) != 1:
+        return None
+    if to.scope_name != GLOBAL or to.dtype != v.buffer.dtype or to.dtype not in ("float32", "int32") or \
+            v.dtype.lanes not in (1, 2, 4) or to.strides[-1] != 1:
+        return None
+    place, *bases = (_base(i) for i in (v.indices[0], *s.indices))
+    if place is None or any(isinstance(i, Ramp) for i in s.indices[:-1]) or not all(
+            i is not None and not contains(i, Load, Call) and affine_in(i, inside) is not None for i in bases):
+        return None
+    places = _elements(Load(v.buffer, (place,), v.buffer.dtype), loops)
+    return None if places is None else Form("store", v.buffer, tuple(zip(places, _points(loops))))
+
+
+def _base(e: Expr) -> Expr | None:
+    """The index itself, or the first of a vector of consecutive indices; None for other vectors."""
+    if not isinstance(e, Ramp):
+        return e
+    return e.base if isinstance(e.stride, Const) and e.stride.value == 1 else None

@@ -13,9 +13,22 @@ from typing import Any
 import numpy as np
 
 from tilelang.errors import InternalError
-from tilelang.ir import Binary, Call, Cast, Expr, For, Load, Stmt, Store, Var, const, free_vars, stmts_of, substitute, walk
-from tilelang.target.register_forms import (MAPPED, SUMMED, Form, constant, form_of, is_absolute, own_element, packed_source,
-                                            sum_form, sum_order)
+from tilelang.ir import (Binary, Buffer, Call, Cast, Expr, For, Load, Ramp, Stmt, Store, Var, const, free_vars, stmts_of,
+                         substitute, walk)
+from tilelang.target.register_forms import (
+    MAPPED,
+    SUMMED,
+    Form,
+    affine_in,
+    constant,
+    form_of,
+    inlined,
+    is_absolute,
+    own_element,
+    packed_source,
+    sum_form,
+    sum_order,
+)
 
 from ..device.memory import Memory
 from ..device.types import type_name
@@ -39,7 +52,35 @@ class RegisterLoops:
             first = first.body  # type: ignore[assignment]
         self.page.comment(next(iter(stmts_of(first) or (first,))).span)
         {"fill": self._values, "scale": self._values, "halves": self._halves, "read": self._read, "map": self._map,
-         "sum": self._summed, "sums": self._sum_nest}[form.kind](form, s)
+         "sum": self._summed, "sums": self._sum_nest, "store": self._store}[form.kind](form, s)
+
+    def _store(self, form: Form, s: For) -> None:
+        """Print stores: the operands are addresses; other addresses follow from them by static strides."""
+        array, store = self.registers.array(form.buffer), inlined(s)[1]
+        assert store is not None
+        to, lanes = store.buffer, store.value.dtype.lanes
+        ty, vector = self.registers.type_of(array), f".v{lanes}" if lanes > 1 else ""
+        base = tuple(i.base if isinstance(i, Ramp) else i for i in store.indices)
+        moves = _strides(to, base, set(form.points[0][1]))
+        first: dict[tuple[int, ...], tuple[str, int]] = {}
+        args: list[str] = []
+        lines = []
+        for k, at in form.points:
+            moved = [(step, sum(n * at[v] for v, n in by.items())) for step, by in moves]
+            away = sum(n * step for step, n in moved if isinstance(step, int)) * to.dtype.bits // 8
+            key = tuple(n for step, n in moved if not isinstance(step, int))
+            if key not in first:
+                first[key] = f"%{len(args)}", away
+                values = {v: const(n, v.dtype) for v, n in at.items()}
+                args.append(self.memory.address(to, tuple(self.x.facts.analyzer.simplify(substitute(i, values)) for i in base)))
+            place, start = first[key]
+            names = ", ".join(f"tl_{array}_{k + i}" for i in range(lanes))
+            lines.append(f"st.global{vector}.{ty} [{place}{f'{away - start:+}' if away != start else ''}], {{{names}}};")
+        params = ", ".join(f"void* p{i}" for i in range(len(args)))
+        operands = ", ".join(f'"l"(__cvta_generic_to_global(p{i}))' for i in range(len(args)))
+        text = "\\n".join(lines)
+        body = f'asm volatile("{text}" :: {operands} : "memory");'
+        self.registers.call(f"store_{array}", f"({params})", body, ", ".join(args))
 
     def _map(self, form: Form, s: For) -> None:
         """Print operations on each element: the operands are the distinct values that do not depend on it."""
@@ -213,6 +254,18 @@ class RegisterLoops:
         place = self.memory.address(s.buffer, (s.indices[0].base,))  # type: ignore[attr-defined]
         self.registers.call(f"pack_{array}_{first}", "(void* p)", "unsigned* to = reinterpret_cast<unsigned*>(p); "
                        f'asm volatile("{_joined(lines)}" : {operands});', place)
+
+
+def _strides(to: Buffer, base: tuple[Expr, ...], inside: set[Var]) -> list[tuple[Any, dict[Var, int]]]:
+    """For each index that loops change: its stride in elements, and how far each loop moves it."""
+    out = []
+    for i, step in zip(base, to.strides):
+        got = affine_in(i, inside)
+        if got is None:
+            raise InternalError("a loop marked for named registers has no form")
+        if got[1]:
+            out.append((step, got[1]))
+    return out
 
 
 def _cached(fn: Callable[[Expr], Any]) -> Callable[[Expr], Any]:

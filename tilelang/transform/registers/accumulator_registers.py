@@ -110,10 +110,10 @@ def keep_in_registers(launch: Launch) -> Launch | None:
             continue
         if s is None:
             return None
-        form = _form(s, found)
-        if form is not None and writes.keys() == _named(form, found):
+        rare, form = loop not in hot, _form(s, found)
+        if form is not None and writes.keys() == _named(form, found) and (rare or form.kind != "store"):
             direct.add(id(s))
-        elif _may_borrow(s, loop in hot and (not lasting.isdisjoint(writes) or not _exchanges(s)), found):
+        elif _may_borrow(s, not rare and (not lasting.isdisjoint(writes) or not _exchanges(s)), found):
             borrowed[id(s)] = [(found[v], writes[v]) for v in found if v in writes]
         else:
             return None
