@@ -153,10 +153,10 @@ def test_simulate_says_ok_with_the_bound_and_names_written_tensors_only(kernel_f
 
 
 def test_simulate_says_fail_where_the_executions_differ(kernel_file, monkeypatch, capsys):
-    from tilelang.jit import simulating
+    from tilelang.jit import inspect
 
-    monkeypatch.setattr(simulating, "_narrowest", lambda _: -1.0)
-    monkeypatch.setattr(simulating, "_rounding", lambda _: -1.0)  # no difference is small enough
+    monkeypatch.setattr(inspect, "_narrowest", lambda _: -1.0)
+    monkeypatch.setattr(inspect, "_rounding", lambda _: -1.0)  # no difference is small enough
     assert cli.main(["simulate", kernel_file]) == 1
     assert capsys.readouterr().out.splitlines()[0] == "add on the simulated sm_80: FAIL"
 
