@@ -198,6 +198,25 @@ def test_each_warp_stores_its_rows(fault):
         assert seen and e.value.kind.startswith("sim-")
 
 
+@pytest.mark.parametrize("far, by_tma", [(320, False), (576, True)])
+def test_tiles_that_meet_in_different_iterations_are_not_disjoint(far, by_tma):
+    """Within an iteration they do not meet; tile 2 t of iteration 3 is tile t + 5 of iteration 1."""
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 320), "float16"), C: T.Tensor((64, 896), "float16")):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c, d = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            for t in range(5):
+                T.copy(B[0, t * 64], b)
+                T.gemm(a, b, c, clear_accum=True)
+                T.gemm(b, a, d, clear_accum=True)
+                T.copy(c, C[0, t * 128])
+                T.copy(d, C[0, t * 64 + far])
+
+    assert ("tma_store" in ops(lowered(main).kernels[0].launch)) == by_tma
+
+
 @pytest.mark.parametrize("step, far, by_tma", [
     (64, 64, False), (64, -64, False), (128, 64, True), (64, 256, True), (64, 128, False)])
 @pytest.mark.parametrize("named", [False, True, "offset"])

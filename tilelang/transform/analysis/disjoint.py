@@ -395,8 +395,10 @@ class _Equations:
             if high is not None and high < 0:
                 return True
             for g in least[n + 1:]:
-                if f.terms.keys() & g.terms.keys() and (high := self.a.bounds_of(f.plus(g))[1]) is not None and high < 0:
-                    return True
+                shared = f.terms.keys() & g.terms.keys()
+                for x, y in {(1, 1), *((abs(g.terms[t]), abs(f.terms[t])) for t in shared)} if shared else ():
+                    if (high := self.a.bounds_of(f.scaled(x).plus(g, y))[1]) is not None and high < 0:
+                        return True
         return False
 
     def not_negative(self, c: Expr, holds: bool) -> list[Linear]:

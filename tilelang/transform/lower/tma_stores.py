@@ -17,19 +17,19 @@ from math import gcd
 from typing import Any
 
 from tilelang.arith import Analyzer, Linear, launch_analyzer
-from tilelang.ir import (Alloc, Bind, Binary, Buffer, Call, Cast, Const, Evaluate, Expr, For, If, Launch, Region, Stmt, Var,
-                         While, binary, call, cast, const, contains, convert, dtype, extent, free_vars, is_large, rewrite, seq,
-                         substitute, walk, BufferFacts, Load, DYNAMIC, GLOBAL)
+from tilelang.ir import (Alloc, Bind, Buffer, Call, Evaluate, Expr, For, If, Launch, Region, Stmt, Var, While, binary, call,
+                         const, contains, convert, dtype, free_vars, fresh, is_large, rewrite, seq, substitute, walk,
+                         BufferFacts, Load, DYNAMIC, GLOBAL)
 from tilelang.ops import AtomicTile, Copy
 from tilelang.ops.tma_store import BOX_ROW, ROWS_OF_STEP, uses_group_barriers
 from tilelang.target.warp_groups import GROUP, PER_GROUP
 
+from ..analysis.disjoint import Disjoint, Place
 from ..analysis.effects import effects
 from ..legalize.hopper_features import placed_in_kernel
 from ..analysis.vectorize import stride_along
 
 MOST_GROUPS = 8  # each needs a named barrier
-_SHORT = 100  # nodes of an expression in place of its name
 
 
 class TmaStores:
@@ -120,7 +120,7 @@ class TmaStores:
         if any(f.terms != forms[0].terms for f in forms):
             return False
         spans = sorted((f.const, f.const + n) for f, n in zip(forms, extents))
-        period = self._moves(forms[0])[0] or spans[-1][1] - spans[0][0]
+        period = self._period(forms[0]) or spans[-1][1] - spans[0][0]
         return all(end <= start for (_, end), (start, _) in zip(spans, [*spans[1:], (spans[0][0] + period, 0)]))
 
     @cached_property
@@ -138,71 +138,44 @@ class TmaStores:
             x = substitute(x, values)
         return x  # type: ignore[no-any-return]
 
-    def _moves(self, form: Linear) -> tuple[int, int | None]:
-        """(a divisor of, the bound of) the distance of two values of an index in one block; (0, 0) if it has one value."""
-        period: int = 0
-        reach: int | None = 0
-        for atom, c in form.terms.items():
-            if not self.moving[0].isdisjoint({*free_vars(atom), *(x.buffer.data for x in walk(atom, Load))}):
-                low, high = self.inside_loops[0].interval(atom)
-                period = gcd(period, c)
-                reach = None if reach is None or low is None or high is None else reach + abs(c) * (high - low)
-        return period, reach
+    def _period(self, form: Linear) -> int:
+        """A divisor of the distance of two values of an index in one block; 0 if it has one value."""
+        return gcd(*(c for atom, c in form.terms.items() if not self.moving[0].isdisjoint(
+            {*free_vars(atom), *(x.buffer.data for x in walk(atom, Load))})))
 
     @cached_property
-    def inside_loops(self) -> tuple[Analyzer, set[Var]]:
-        """What knows the ranges of the variables of loops and bindings, and these variables."""
-        return launch_analyzer(self.launch), {s.var for s in walk(self.launch.body, For, Bind)}
+    def known(self) -> Analyzer:
+        """What knows the ranges of all variables."""
+        return launch_analyzer(self.launch)
 
     def _disjoint(self, a: Region, b: Region) -> bool:
-        """Whether two tiles are disjoint in all iterations: in a dimension, their distance is in a range and large enough.
-
-        Where a loop has its variable in both, the distance is constant in one iteration, and others add multiples of a step.
-        """
+        """Whether two tiles are disjoint in any two iterations of the loops of a block."""
         if a.buffer is not b.buffer:
             return False
-        for x, y, n, m in zip(map(self.inlined, a.mins), map(self.inlined, b.mins), a.extents, b.extents):
-            gap = self.analyzer.simplify(y - x)
-            if isinstance(n, int) and isinstance(m, int) and self._beyond(gap, n, m, a.buffer.data):
-                return True
-            (low, high), own = self.inside_loops[0].interval(gap), self.inside_loops[1]
-            if isinstance(gap, Const):
-                period, reach = self._moves(self.analyzer.linear(x))
-                low, high = (None, None) if reach is None else (gap.value - reach, gap.value + reach)
-                if period and isinstance(n, int) and isinstance(m, int) and n <= gap.value % period <= period - m:
-                    return True
-            elif free_vars(x) & free_vars(y) & own:
-                continue
-            if isinstance(n, int) and isinstance(m, int) and (low is not None and low >= n or high is not None and high <= -m):
-                return True
-        return False
+        changing, loaded = self.moving[0], dict[Expr, Var]()
+        proof = Disjoint(self.known, None, {v: self.known.interval(v) for v in changing if v.dtype.is_int})
+        loops = [s for s in walk(self.launch.body, For) if s.var in changing]
+        bounds = [binary(op, s.var, end) for s in loops for op, end in (("ge", s.start), ("lt", s.start + s.extent))]
 
-    def _beyond(self, gap: Expr, n: int, m: int, tensor: Var) -> bool:
-        """Whether a distance that moves with the only loop that writes a tensor is at least n, or at most -m, in all its
-        iterations."""
-        around = [s for s in walk(self.launch.body, For, While) if not (isinstance(s, For) and s.plan.tiles)
-                  and any(x.dst.buffer.data is tensor for x in walk(s.body, Copy, AtomicTile))]
-        if len(around) != 1 or not isinstance(around[0], For):
-            return False
-        loop = around[0]
-        gap = _widened(substitute(gap, self.expanded))
-        step = None if contains(gap, Load) else stride_along(gap, loop.var, self.analyzer)
-        if not step:
-            return False
-        ends = [self.analyzer.simplify(_widened(substitute(gap, {loop.var: substitute(convert(at), self.expanded)})))
-                for at in (loop.start, loop.start + loop.extent - 1)]
-        low, high = ends if step > 0 else ends[::-1]
-        return isinstance(low, Const) and low.value >= n or isinstance(high, Const) and high.value <= -m
+        def value(x: Any) -> Expr:
+            """A variable in place of what is loaded: of each iteration, where another one may load another value."""
+            if x not in loaded:
+                loaded[x] = fresh("loaded", x.dtype)
+                if isinstance(x, Call) or x.buffer.data in changing or not changing.isdisjoint(free_vars(x)):
+                    proof.add_inner(loaded[x], None, None)
+            return loaded[x]
 
-    @cached_property
-    def expanded(self) -> dict[Var, Expr]:
-        """What names stand for, without names in it but those of longer expressions: of the place of a tile, as a rule."""
-        out: dict[Var, Expr] = {}
-        for s in walk(self.launch.body, Bind):
-            value = substitute(s.value, out)
-            if extent(value)[0] <= _SHORT:
-                out[s.var] = value
-        return out
+        def element(r: Region) -> Place:
+            at, inside = list[Expr](), list[Expr]()
+            for low, n in zip(r.mins, r.extents):
+                first = rewrite(self.inlined(low), value, Load, Call)
+                v = fresh("e", first.dtype)
+                proof.add_inner(v, 0, n - 1 if isinstance(n, int) else None)
+                inside += [] if isinstance(n, int) else [binary("lt", v, convert(n))]
+                at.append(first + v)
+            return Place(r.buffer, tuple(at), (*bounds, *inside))
+
+        return proof.proves(element(a), element(b))
 
     @property
     def alone(self) -> bool:
@@ -290,17 +263,6 @@ class TmaStores:
             out = seq(out, finished(thread, self.issued), span=out.span)
         self.first_group, self.issued, self.whole_groups = saved
         return out
-
-
-def _widened(e: Expr) -> Expr:
-    """An index with conversions of its terms in place of those of operations: indices do not overflow."""
-    def terms(c: Cast) -> Expr | None:
-        x = c.value
-        if not isinstance(x, Binary) or x.op not in ("add", "sub", "mul") or not 32 <= x.dtype.bits <= c.dtype.bits:
-            return None
-        return binary(x.op, _widened(cast(x.a, c.dtype)), _widened(cast(x.b, c.dtype)))
-
-    return rewrite(e, terms, Cast)  # type: ignore[no-any-return]
 
 
 def _kind(op: Any) -> Any:
