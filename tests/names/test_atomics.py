@@ -309,3 +309,18 @@ def test_blocks_that_take_turns_by_a_lock_were_said_to_overwrite_each_other():
                 T.atomic_inc(C[2], 99999)
 
     assert everywhere(f, np.zeros(3, np.int32), on=WITH_HOPPER)[0].tolist() == [0, 4, 256]
+
+
+def test_neighbours_changed_by_four_atomics_of_a_thread_each():
+    """A thread had a vector of four, so that each instruction of a warp reached four times the bytes that it changed."""
+    @T.prim_func
+    def f(I: T.Tensor((8,), "int32"), X: T.Tensor((8, 256), "float16"), C: T.Tensor((5, 256), "float32")):
+        with T.Kernel(8, threads=64) as b:
+            for j in T.Parallel(256):
+                T.atomic_add(C[I[b], j], X[b, j])
+
+    assert "+ tx" in next(s for s in cuda_text(f).splitlines() if "const int j" in s)
+    rows, x = RNG.integers(0, 5, 8).astype(np.int32), RNG.integers(-9, 9, (8, 256)).astype(np.float16)
+    want = np.zeros((5, 256), np.float32)
+    np.add.at(want, rows, x)
+    assert np.array_equal(everywhere(f, rows, x, np.zeros_like(want), on=WITH_HOPPER)[2], want)

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Binary, Buffer, Call, Const, Evaluate, Expr, Load, Parallel, Stmt, Store, TileOp, Var, binary, const,
-                         fresh, walk, FRAGMENT, GLOBAL)
+from tilelang.ir import (AddressOf, Binary, Buffer, Call, Const, Evaluate, Expr, Load, Parallel, Stmt, Store, TileOp, Var,
+                         binary, const, fresh, walk, FRAGMENT, GLOBAL)
 from tilelang.ir.record import record, state
 from tilelang.layout import REGISTER, Fragment, Mode
 from tilelang.ops import Copy, Gemm, Reduce
@@ -320,7 +320,18 @@ def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body:
         return False, min(limit, max(1, 8 * MAX_BYTES // b.dtype.bits // step)) if step in (2, 4) else 0
 
     found = ((x.buffer, x.indices) for x, _ in accesses(body) if x.buffer.dtype.bits % 8 == 0 and x.indices)
-    return lane_dimension(found, vars, extents, width)
+    d, lanes = lane_dimension(found, vars, extents, width)
+    return d, 1 if lanes > 1 and _atomics_along(body, vars[d], lw.known.analyzer) else lanes
+
+
+def _atomics_along(body: Stmt, var: Var, analyzer: Analyzer) -> bool:
+    """Whether neighbours along var are changed in global memory by an atomic each.
+
+    One instruction of a warp should then change neighbours.  If each thread had a vector of 4, the same bytes of memory would
+    be asked for by 4 instructions.
+    """
+    return any(isinstance(a, AddressOf) and a.buffer.scope_name == GLOBAL and stride_along(a.indices[-1], var, analyzer) == 1
+               for c in walk(body, Call) if c.op.startswith("atomic_") for a in c.args[:1])
 
 
 def serial_inside(lw: Any, extents: tuple[int, ...], serial: Sequence[int]) -> Distribution:
