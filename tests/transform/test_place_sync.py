@@ -340,3 +340,28 @@ def test_what_is_left_out_where_threads_run_apart_separates_nothing():
     launch = lower(main.func, Target({"kind": "cuda", "arch": "sm_80"}), {}).kernels[0].launch
     order = [x for x in walk(launch) if isinstance(x, For) or isinstance(x, Evaluate) and is_sync(x)]
     assert [isinstance(x, For) for x in order] == [False, True] and launch.plan.sync_report.startswith("ordered:")
+
+
+def test_eight_nested_loops_followed_for_seconds(monkeypatch):
+    """Each loop was followed anew for every pass over the loops around it: four times as often for each level."""
+    from tilelang.transform.sync.place_sync import _Flow
+
+    @T.macro
+    def nest(k, A, B, at):
+        if k:
+            for j in T.serial(2):
+                nest(k - 1, A, B, at + j)
+        else:
+            for i in T.Parallel(64):
+                B[i] += A[i + at]
+
+    @T.prim_func
+    def main(A: T.Tensor((128,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            nest(8, A, B, 0)
+
+    passes = []
+    fixpoint = _Flow.fixpoint
+    monkeypatch.setattr(_Flow, "fixpoint", lambda self, *a: passes.append(1) or fixpoint(self, *a))
+    lower(main.func, Target({"kind": "cuda", "arch": "sm_90a"}))
+    assert 8 <= len(passes) <= 2048  # 65,536 then

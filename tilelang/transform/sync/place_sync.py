@@ -137,6 +137,8 @@ class _Flow:
         self.runs: dict[Place, list[_Run]] = {}  # with the present barriers; only while checking
         self.trial: dict[Place, list[_Run]] = {}  # without the barrier that is tried: of the sequences around it
         self.around: dict[Place, int] = {}  # those sequences, and in which of their statements it is
+        # with the present barriers: loops are followed in each pass over the loop around them, mostly from a state seen before
+        self.loops: dict[tuple[Place, frozenset[tuple[_Pending, int | None]]], _State] = {}
         # per loop: the states at its breaks, and the states at its continues with their places
         self.leaving: list[tuple[list[_State], list[tuple[_State, Place]]]] = []
 
@@ -153,6 +155,7 @@ class _Flow:
 
         warp_role_sync.py orders what follows their break and continue by a barrier of its own.
         """
+        self.loops.clear()
         self.leaving.append(([], []))
         self.flow(root, {})
         self.leaving.pop()
@@ -199,6 +202,7 @@ class _Flow:
         if self.checking:
             raise _Needed
         self.placed += not getattr(p, mark)
+        self.loops.clear()
         setattr(p, mark, True)
 
     # ---- transfer -----------------------------------------------------------------------------------------------
@@ -313,6 +317,15 @@ class _Flow:
     # ---- loops --------------------------------------------------------------------------------------------------
 
     def for_loop(self, p: Place, state: _State) -> _State:
+        key = p, frozenset(state.items())
+        out = self.loops.get(key)
+        if out is None:
+            out = self.iterations(p, state)
+            self.loops[key] = out
+        return out
+
+    def iterations(self, p: Place, state: _State) -> _State:
+        """The state after a loop."""
         loop = p.loop
         assert loop is not None
         state, rest = self.aside(p, state)
