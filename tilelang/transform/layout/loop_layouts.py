@@ -217,6 +217,7 @@ def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...]
     once = once or rereads(body)
     if not static:
         lane_dim, w = wanted_width(lw, vars, extents, body)
+        w = 1 if w > 1 and _atomics_along(body, vars[lane_dim], lw.known.analyzer) else w
         return flat(_one_negative(extents, lw.known.analyzer), lw.thread, lw.num_threads, w, lane_dim), False
     partitions = [loop_layout] if loop_layout is not None else []
     partitions += fragment_partitions(lw, vars, extents, body)
@@ -236,7 +237,8 @@ def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...]
                                          and any(y.buffer is x.buffer and y.indices == x.indices for y in walk(x.value, Load))])
     if serial:
         return serial_inside(lw, extents, serial), False
-    if loose and math.prod(extents) < lw.num_threads * w:
+    if loose and math.prod(extents) < lw.num_threads * w or w > 1 and width is None and _atomics_along(
+            body, vars[lane_dim], lw.known.analyzer):
         w = 1
     while w > 1 and not is_async and math.prod(extents) < lw.num_threads * w:
         w //= 2
@@ -320,8 +322,7 @@ def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body:
         return False, min(limit, max(1, 8 * MAX_BYTES // b.dtype.bits // step)) if step in (2, 4) else 0
 
     found = ((x.buffer, x.indices) for x, _ in accesses(body) if x.buffer.dtype.bits % 8 == 0 and x.indices)
-    d, lanes = lane_dimension(found, vars, extents, width)
-    return d, 1 if lanes > 1 and _atomics_along(body, vars[d], lw.known.analyzer) else lanes
+    return lane_dimension(found, vars, extents, width)
 
 
 def _atomics_along(body: Stmt, var: Var, analyzer: Analyzer) -> bool:
