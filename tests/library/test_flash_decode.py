@@ -13,7 +13,7 @@ from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.library import flash_decode
 from tilelang.library import place
 from tilelang.library.attention.decode_kernels import decode_attention
-from tilelang.library.attention.flash_decode import decode_splits, decode_tile, is_wide, narrow_tile
+from tilelang.library.attention.flash_decode import decode_splits, decode_tile, is_wide, narrow_tile, several_blocks
 from tilelang.library.attention.decode_problem import DecodeSizes
 from tilelang.library.attention.form import DecodeForm
 from tilelang.library.attention.tile_cost import machine_of, shared_bytes
@@ -220,10 +220,11 @@ def test_tiles_fit_and_lie_in_one_page_or_have_whole_ones(arch):
 
 
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
-@pytest.mark.parametrize("dim, page, narrow, seq_q", [
-    (64, 64, False, 1), (128, 64, False, 1), (128, None, False, 1), (128, 16, False, 1), (256, 64, False, 1),
-    (128, 64, True, 1), (128, 64, True, 16), (128, 64, True, 32)])
-def test_assembles_without_spills_or_serialised_products(dim, page, narrow, seq_q):
+@pytest.mark.parametrize("dim, page, narrow, seq_q, planned", [
+    (64, 64, False, 1, False), (128, 64, False, 1, True), (128, None, False, 1, False), (128, 16, False, 1, False),
+    (256, 64, False, 1, False), (128, 64, True, 1, False), (128, 64, True, 16, True), (128, 64, True, 32, False),
+    (96, 64, True, 16, False)])
+def test_assembles_without_spills_or_serialised_products(dim, page, narrow, seq_q, planned):
     s = sizes(dim=dim, page=page)._replace(seq_q=seq_q)
     tile, kind = (narrow_tile if narrow else decode_tile)(machine_of(SM90), s), "float8_e4m3fn" if narrow else "float16"
     batch, pages, width = T.dynamic("batch, pages, width")
@@ -231,13 +232,16 @@ def test_assembles_without_spills_or_serialised_products(dim, page, narrow, seq_
     strides = tuple((*(16 * x for x in steps[i:i + 3]), 1) for i in (0, 3))
     open_sizes = s._replace(batch=batch, pages=pages if page else batch, width=width)
     wide = narrow and is_wide(machine_of(SM90), s)
-    program = decode_attention(DecodeForm(open_sizes, strides, "float16", None, tile, True, True, kind, wide=wide))
-    configs = {"enable_fast_math": True, "enable_hopper": True, "persistent": False, "disable_warp_specialized": narrow}
+    several = several_blocks(machine_of(SM90), s, tile, kind)
+    program = decode_attention(DecodeForm(open_sizes, strides, "float16", None, tile, not planned, True, kind, wide=wide,
+                                          planned=planned, several=several))
+    configs = {"enable_fast_math": True, "enable_hopper": True, "persistent": False,
+               "disable_warp_specialized": narrow or several}
     for k in lower(program.func, SM90, {f"tl.{name}": value for name, value in configs.items()}).kernels:
         cubin = nvrtc.compile_cubin(print_kernel(k, fast_math=True), "sm_90a")
         assert cubin.spills == 0 and "C75" not in cubin.log, (k.name, tile, cubin.log)
         if not k.name.endswith("_1") and not narrow:
-            loads = "2 stages of Ks, Vs" if page == 16 else "warp groups: 1 loads"  # a tile of several pages is no one copy
+            loads = "stages of Ks, Vs" if several else "warp groups: 1 loads"
             assert loads in k.launch.plan.pipeline_report, k.launch.plan.report
 
 

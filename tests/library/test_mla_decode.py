@@ -1,13 +1,17 @@
 """mla_decode and mla_plan against float64, on the CPU and on the device simulator."""
 
+import importlib
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from tilelang.errors import TileLangError
 from tilelang.library import mla_decode, mla_plan
+from tilelang.library.attention.decode_plan import plan_on_device
 from tilelang.library.attention.mla_kernels import PAIR
 from tilelang.library.attention.mla_plan import divide, divide_on_device
+from tilelang.library.caches import Cache
 from tilelang.library.place import Place
 from tilelang.target import Target
 
@@ -67,6 +71,17 @@ def test_results_and_logarithms_are_those_of_float64(form, where):
         want, want_logs = reference(q[b], kv[b].astype(np.float64) * unit, length, dim_v)
         assert np.abs(got[b].astype(np.float64) - want).max() <= largest * (2 * ROUND[dtype] + 2.0**-12)
         np.testing.assert_allclose(logs[b], want_logs.T, rtol=0, atol=2.0**-12)
+
+
+def test_few_rows_of_float8_are_planned_where_full_tables_take_long(monkeypatch):
+    decode, mla = (importlib.import_module(f"tilelang.library.attention.{n}") for n in ("flash_decode", "mla_decode"))
+    made = []
+    monkeypatch.setattr(decode, "_LONG", 0.0)
+    monkeypatch.setattr(decode, "plan_on_device", lambda *a: made.append(plan_on_device(*a)) or made[-1])
+    monkeypatch.setattr(mla, "_RUNS", Cache(4))
+    monkeypatch.setitem(FORMS, "float8, few rows", ([700, 0], *FORMS["float8, few rows"][1:]))
+    test_results_and_logarithms_are_those_of_float64("float8, few rows", SM90)
+    assert (made[0].divided[:, 2] > 0).any()
 
 
 def test_a_query_for_each_sequence_needs_no_dimension():

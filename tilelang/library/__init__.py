@@ -28,6 +28,7 @@ _NAMES = {
     "conv2d": "training.convolution",
     "create_block_mask": "attention.flex_attention",
     "cross_entropy": "training.softmax",
+    "decode_plan": "attention.flash_decode",
     "dequant_matmul": "quantised.dequant_matmul",
     "flash_attention": "attention.flash_attention",
     "flash_attention_backward": "attention.backward",

@@ -2,7 +2,7 @@
 
 from tilelang.library.attention.backward import flash_attention_backward as flash_attention_backward
 from tilelang.library.attention.flash_attention import flash_attention as flash_attention
-from tilelang.library.attention.flash_decode import flash_decode as flash_decode
+from tilelang.library.attention.flash_decode import decode_plan as decode_plan, flash_decode as flash_decode
 from tilelang.library.attention.flex_attention import create_block_mask as create_block_mask, flex_attention as flex_attention
 from tilelang.library.attention.mla_decode import mla_decode as mla_decode, mla_plan as mla_plan
 from tilelang.library.attention.mla_prefill import mla_prefill as mla_prefill

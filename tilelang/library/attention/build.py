@@ -92,9 +92,9 @@ def attention_kernel(f: AttentionForm, at: Place) -> JITKernel:
 
 def decode_kernel(f: DecodeForm, at: Place) -> JITKernel:
     """The compiled kernel of a form of decode steps."""
-    # The splits make as many blocks as there are SMs, so a persistent loop would have one tile. Narrow caches need threads that
-    # convert, and have more of them without a warp group that loads.
-    return fast_kernel(at, _decode, f, persistent=False, disable_warp_specialized=f.narrow or None)
+    # The splits make as many blocks as there are SMs, so a persistent loop would have one tile. Without a warp group that
+    # loads, an SM has registers for several blocks, which hide each other's starts and ends.
+    return fast_kernel(at, _decode, f, persistent=False, disable_warp_specialized=f.narrow or f.several or None)
 
 
 def _attention(f: AttentionForm, sms: int) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 import tilelang.language as T
 from tilelang.target.machine import REGISTERS_PER_SM
 
+from .decode_plan import WHOLE
 from .decode_problem import DecodeSizes
 from .form import LOG2E, DecodeForm, Tile
 from .kernels import LAG, KeyTiles, attend, fetch, hide_keys, ln2, power_of_two, reset, working_set
@@ -54,6 +55,58 @@ def merge_splits(f, Means, Sums, O, LSE, splits, first, b):
             n = first + r
             if n < queries * heads:
                 LSE[b, n % heads, n // heads] = top[r] + T.log2(total[r]) / LOG2E
+
+
+MERGING = 528  # blocks that merge pieces: four of an SM, of 132
+LOGS, AT_ONCE = 32, 8  # pieces whose logarithms, and whose means, a block loads at once
+
+
+@T.macro
+def merge_pieces(f, Means, Sums, O, LSE, first, spanned):
+    """`merge_splits` for a sequence that a plan divides. spanned: the sequence, the place of its first piece, their number."""
+    rows, heads, queries, dim_v = few_rows(f), f.sizes.heads, f.sizes.seq_q, f.sizes.dim_v
+    b, begin, count = spanned
+    logs = T.alloc_fragment((LOGS, rows), "float32")
+    top, whole = [T.alloc_fragment((rows,), "float32") for _ in (0, 1)]
+    weight, total = [T.alloc_fragment((AT_ONCE, rows), "float32") for _ in (0, 1)]
+    mean, out = T.alloc_fragment((AT_ONCE, rows, dim_v), "float32"), T.alloc_fragment((rows, dim_v), "float32")
+    T.fill(top, -T.infinity("float32"))
+    for s in T.serial(T.ceildiv(count, LOGS)):
+        for i, r in T.Parallel(LOGS, rows):
+            n = T.min(first + r, queries * heads - 1)
+            logs[i, r] = Sums[begin + T.min(s * LOGS + i, count - 1), n % heads, n // heads]
+        T.reduce_max(logs, top, dim=0, clear=False)
+    for r in T.Parallel(rows):
+        top[r] = T.if_then_else(top[r] == -T.infinity("float32"), 0.0, top[r])
+    T.clear(mean)
+    T.clear(total)
+    for s in T.serial(T.ceildiv(count, AT_ONCE)):
+        for i, r in T.Parallel(AT_ONCE, rows):
+            n = T.min(first + r, queries * heads - 1)
+            at = s * AT_ONCE + i
+            log = Sums[begin + T.min(at, count - 1), n % heads, n // heads]
+            weight[i, r] = T.if_then_else(at < count, T.exp2((log - top[r]) * LOG2E), 0.0)
+            total[i, r] += weight[i, r]
+        for i, r, j in T.Parallel(AT_ONCE, rows, dim_v):
+            n = T.min(first + r, queries * heads - 1)
+            if s * AT_ONCE + i < count:
+                mean[i, r, j] += weight[i, r] * Means[begin + s * AT_ONCE + i, n // heads, n % heads, j]
+    T.reduce_sum(mean, out, dim=0)
+    T.reduce_sum(total, whole, dim=0)
+    for r, j in T.Parallel(rows, dim_v):
+        n = first + r
+        if n < queries * heads:
+            O[b, n // heads, n % heads, j] = T.if_then_else(whole[r] == 0, 0.0, out[r, j] / whole[r])
+    if f.with_lse:
+        for r in T.Parallel(rows):
+            n = first + r
+            if n < queries * heads:
+                LSE[b, n % heads, n // heads] = top[r] + T.log2(whole[r]) / LOG2E
+
+
+def few_rows(f: DecodeForm) -> int:
+    """Rows of which a block merges pieces: 512 threads have 8 elements each."""
+    return max(1, 4096 // (AT_ONCE * f.sizes.dim_v))
 
 
 def merged_rows(f: DecodeForm) -> int:
@@ -127,7 +180,7 @@ def narrow_blocks(sizes: DecodeSizes, tile: Tile, latent: bool = False, wide: bo
     dim, dim_v, rows, keys = *sizes[4:6], tile.rows, tile.keys
     registers = (dim_v + keys) * rows // tile.threads + (16 if wide else rows // 2) + max(40, 24 + dim_v // 16)
     own = rows * dim * 2 + 2 * keys * (dim_v if wide else rows)
-    shared = own + tile.stages * keys * (dim if latent else dim + dim_v) + 1024
+    shared = own + tile.stages * keys * (dim if latent else padded(dim) + padded(dim_v)) + 1024
     return max(1, min(6, REGISTERS_PER_SM // (tile.threads * registers), (228 << 10) // shared))
 
 
@@ -145,25 +198,71 @@ def convert(tile, i, j, out):
         out[a, b] = T.cast(tile[i(a), j(b)], out.dtype)
 
 
-def add_scores(Ks: Any, Qs: Any, begin: int, held: list[Any], S: Any) -> None:
-    """S += Ks Qs^T for the columns of Q from `begin` on. held: operands of GEMMs in registers; while one is multiplied, the
-    next one is converted."""
-    d = held[0].shape[1]
-    for n in range(Ks.shape[1] // d):
+def padded(dim: int) -> int:
+    """Columns of a tile of float8, of which those behind a head's are zeros: rows of whole 64 or 128 bytes, so that a request
+    of TMA is no shorter."""
+    return -(-dim // 128) * 128 if dim % 128 > 64 else -(-dim // 64) * 64
+
+
+def add_scores(Ks: Any, Qs: Any, columns: tuple[int, int], held: list[Any], S: Any) -> None:
+    """S += Ks Qs^T for a range of columns of Q, which are the first of K. held: operands of GEMMs in registers; while one is
+    multiplied, the next one is converted."""
+    d, (begin, end) = held[0].shape[1], columns
+    for n in range((end - begin) // d):
         K = held[n % len(held)]
         convert(Ks, lambda i: i, lambda j, n=n: n * d + column_at(j), K)
         T.gemm(K, Qs[:, begin + n * d:begin + (n + 1) * d], S, transpose_B=True)
 
 
-def add_values(Vs: Any, P: Any, held: list[Any], acc: Any, before: Callable[[], None]) -> None:
-    """acc += Vs^T P. held: as add_scores takes it. before: runs behind the conversion of the first operand."""
-    (keys, dim_v), few = Vs.shape, held[0].shape[0]
+def add_values(Vs: Any, dim_v: int, P: Any, held: list[Any], acc: Any, before: Callable[[], None]) -> None:
+    """acc += Vs^T P for the first dim_v columns of V. held: as add_scores takes it. before: runs behind the conversion of the
+    first operand."""
+    keys, few = Vs.shape[0], held[0].shape[0]
     for n in range(keys // few):
         V = held[n % len(held)]
         convert(Vs, lambda i, n=n: n * few + i, lambda j: row_at(j, dim_v), V)
         if n == 0:
             before()
         T.gemm(V, P[n * few:(n + 1) * few, :], acc, transpose_A=True)
+
+
+@T.macro
+def weigh(S, acc, state, limits, keys):
+    """Scores become weights, which are added to `total`. keys: the dimension of S along which keys lie. limits: (c, LAG / c).
+
+    Where a vote finds a row whose scores are LAG / c above it, `top` rises, and sums are rescaled."""
+    (top, before, factor, total, highest, over, most), (c, limit) = state, limits
+    T.reduce_max(S, highest, dim=keys)
+    for i in T.Parallel(*top.shape):
+        over[i] = highest[i] - top[i]
+    T.reduce_max(over, most, dim=0)
+    if most[0] > limit:
+        T.copy(top, before)
+        T.reduce_max(S, top, dim=keys)
+        for i in T.Parallel(*top.shape):
+            top[i] = T.if_then_else((top[i] - before[i]) * c > LAG, top[i], before[i])
+        for i in T.Parallel(*top.shape):
+            factor[i] = T.exp2((before[i] - top[i]) * c)
+        for i in T.Parallel(*top.shape):
+            total[i] *= factor[i]
+        for i, j in T.Parallel(*acc.shape):
+            acc[i, j] *= factor[i if keys else j]
+    for i, j in T.Parallel(*S.shape):
+        S[i, j] = T.exp2(S[i, j] * c - top[i if keys else j] * c)
+    T.reduce_sum(S, total, dim=keys, clear=False)
+
+
+@T.macro
+def finish(acc, total, state, c, unit, keys):
+    """acc becomes the mean of V, of which an element counts `unit`; `total` the natural logarithm of the sum. state: (top, a
+    fragment like it). keys: as for `weigh`."""
+    top, factor = state
+    for i in T.Parallel(*top.shape):
+        factor[i] = T.if_then_else(total[i] == 0, 0.0, unit * T.fast_rcp(total[i]))
+    for i, j in T.Parallel(*acc.shape):
+        acc[i, j] *= factor[i if keys else j]
+    for i in T.Parallel(*top.shape):
+        total[i] = T.if_then_else(total[i] == 0, -T.infinity(total.dtype), (T.log2(total[i]) + top[i] * c) * ln2(total))
 
 
 @T.macro
@@ -175,10 +274,10 @@ def attend_narrow(f, load, c, unit, tiles, hides):
     """
     (rows, keys), dim, dim_v = (f.tile.rows, f.tile.keys), f.sizes.dim, f.sizes.dim_v
     Qs, P = T.alloc_shared((rows, dim), f.math), T.alloc_shared((keys, rows), f.math)
-    Ks = T.alloc_shared((keys, dim - dim_v if f.latent else dim), f.kv_dtype)
-    Vs = T.alloc_shared((keys, dim_v), f.kv_dtype)
+    Ks = T.alloc_shared((keys, dim - dim_v if f.latent else padded(dim)), f.kv_dtype)
+    Vs = T.alloc_shared((keys, dim_v if f.latent else padded(dim_v)), f.kv_dtype)
     height = -(-dim_v // 64) * 64
-    held = [[T.alloc_fragment((keys, piece(Ks.shape[1], 32)), f.math) for _ in (0, 1)],
+    held = [[T.alloc_fragment((keys, piece(dim - dim_v if f.latent else dim, 32)), f.math) for _ in (0, 1)],
             [T.alloc_fragment((piece(keys, 2048 // dim_v), height), f.math) for _ in range(2 if dim_v <= 256 else 1)]]
     S, acc = T.alloc_fragment((keys, rows), f.accum), T.alloc_fragment((height, rows), f.accum)
     top, before, factor, total, highest, over = [T.alloc_fragment((rows,), f.accum) for _ in range(6)]
@@ -192,36 +291,14 @@ def attend_narrow(f, load, c, unit, tiles, hides):
         fetch(tiles.values(key), Vs)
         T.clear(S)
         if f.latent:
-            add_scores(Vs, Qs, 0, held[0], S)
-        add_scores(Ks, Qs, dim_v if f.latent else 0, held[0], S)
+            add_scores(Vs, Qs, (0, dim_v), held[0], S)
+        add_scores(Ks, Qs, (dim_v if f.latent else 0, dim), held[0], S)
         if hides(k):
             for j, i in T.Parallel(keys, rows):
                 S[j, i] = T.if_then_else(tiles.visible(k, key, i, j), S[j, i], -T.infinity(f.accum))
-        T.reduce_max(S, highest, dim=0)
-        for i in T.Parallel(rows):
-            over[i] = highest[i] - top[i]
-        T.reduce_max(over, most, dim=0)
-        if most[0] > limit:
-            T.copy(top, before)
-            T.reduce_max(S, top, dim=0)
-            for i in T.Parallel(rows):
-                top[i] = T.if_then_else((top[i] - before[i]) * c > LAG, top[i], before[i])
-            for i in T.Parallel(rows):
-                factor[i] = T.exp2((before[i] - top[i]) * c)
-            for i in T.Parallel(rows):
-                total[i] *= factor[i]
-            for j, i in T.Parallel(height, rows):
-                acc[j, i] *= factor[i]
-        for j, i in T.Parallel(keys, rows):
-            S[j, i] = T.exp2(S[j, i] * c - top[i] * c)
-        T.reduce_sum(S, total, dim=0, clear=False)
-        add_values(Vs, P, held[1], acc, lambda: T.copy(S, P))
-    for i in T.Parallel(rows):
-        factor[i] = T.if_then_else(total[i] == 0, 0.0, unit * T.fast_rcp(total[i]))
-    for j, i in T.Parallel(height, rows):
-        acc[j, i] *= factor[i]
-    for i in T.Parallel(rows):
-        total[i] = T.if_then_else(total[i] == 0, -T.infinity(f.accum), (T.log2(total[i]) + top[i] * c) * ln2(total))
+        weigh(S, acc, (top, before, factor, total, highest, over, most), (c, limit), 0)
+        add_values(Vs, dim_v, P, held[1], acc, lambda: T.copy(S, P))
+    finish(acc, total, (top, factor), c, unit, 0)
     return acc, total
 
 
@@ -253,7 +330,7 @@ def attend_wide(f, load, scaled, unit, tiles, hides):
     """
     (rows, keys), dim, dim_v = (f.tile.rows, f.tile.keys), f.sizes.dim, f.sizes.dim_v
     Qs = [T.alloc_shared((rows, dim), f.kv_dtype) for _ in range(f.terms)]
-    Ks, Raw = T.alloc_shared((keys, dim), f.kv_dtype), T.alloc_shared((keys, dim_v), f.kv_dtype)
+    Ks, Raw = [T.alloc_shared((keys, padded(n)), f.kv_dtype) for n in (dim, dim_v)]
     Vs = T.alloc_shared((keys, dim_v), f.math)
     S, P = T.alloc_fragment((rows, keys), f.accum), T.alloc_fragment((rows, keys), f.math)
     acc = T.alloc_fragment((rows, dim_v), f.accum)
@@ -267,36 +344,14 @@ def attend_wide(f, load, scaled, unit, tiles, hides):
         key = tiles.place(k)
         fetch(tiles.keys(key), Ks)
         fetch(tiles.values(key), Raw)
-        score_terms(Qs, Ks, S)
-        T.copy(Raw, Vs)
+        score_terms(Qs, Ks if padded(dim) == dim else Ks[:, 0:dim], S)
+        T.copy(Raw if padded(dim_v) == dim_v else Raw[:, 0:dim_v], Vs)
         if hides(k):
             hide_keys(S, lambda i, j, k=k, key=key: tiles.visible(k, key, i, j))
-        T.reduce_max(S, over, dim=1)
-        for i in T.Parallel(rows):
-            over[i] = over[i] - top[i]
-        T.reduce_max(over, most, dim=0)
-        if most[0] > limit:
-            T.copy(top, before)
-            T.reduce_max(S, top, dim=1)
-            for i in T.Parallel(rows):
-                top[i] = T.if_then_else((top[i] - before[i]) * c > LAG, top[i], before[i])
-            for i in T.Parallel(rows):
-                factor[i] = T.exp2((before[i] - top[i]) * c)
-            for i in T.Parallel(rows):
-                total[i] *= factor[i]
-            for i, j in T.Parallel(rows, dim_v):
-                acc[i, j] *= factor[i]
-        for i, j in T.Parallel(rows, keys):
-            S[i, j] = T.exp2(S[i, j] * c - top[i] * c)
-        T.reduce_sum(S, total, dim=1, clear=False)
+        weigh(S, acc, (top, before, factor, total, over, over, most), (c, limit), 1)
         T.copy(S, P)
         T.gemm(P, Vs, acc)
-    for i in T.Parallel(rows):
-        factor[i] = T.if_then_else(total[i] == 0, 0.0, unit * T.fast_rcp(total[i]))
-    for i, j in T.Parallel(rows, dim_v):
-        acc[i, j] *= factor[i]
-    for i in T.Parallel(rows):
-        total[i] = T.if_then_else(total[i] == 0, -T.infinity(f.accum), (T.log2(total[i]) + top[i] * c) * ln2(total))
+    finish(acc, total, (top, factor), c, unit, 1)
     return acc, total
 
 
@@ -345,30 +400,73 @@ def decode_attention(f: DecodeForm) -> Any:
     blocks = -(-f.used // rows)
     splits = T.dynamic("splits") if f.split else 1
     cache = (pages, width if page_size is None else page_size, kv_heads)
+    queries, result = T.Tensor((batch, seq_q, heads, dim), f.dtype), T.Tensor((batch, seq_q, heads, dim_v), f.dtype)
+    logs = T.Tensor((batch, heads, seq_q) if f.with_lse else (1,), "float32")
+    k_cache = T.StridedTensor((*cache, dim), f.strides[0], f.kv_dtype)
+    v_cache = T.Tensor((1,), f.kv_dtype) if f.latent else T.StridedTensor((*cache, dim_v), f.strides[1], f.kv_dtype)
+    table = T.Tensor((1, 1) if page_size is None else (batch, width), "int32")
 
     def key_range(K: Any, V: Any, Table: Any, place: tuple[Any, Any, Any], at: Any, span: Any) -> KeyTiles:
         b, h, row = place
         latent = slice(dim_v, dim), slice(0, dim_v)
-        tiles = [(K, n) for n in latent] if f.latent else [(K, slice(None)), (V, slice(None))]
+        whole = [slice(0, padded(n)) if f.narrow and padded(n) != n else slice(None) for n in (dim, dim_v)]
+        tiles = [(K, n) for n in latent] if f.latent else list(zip((K, V), whole))
         keys_of, values_of = (lambda at, x=x: f.rows(x[0], b, h, at, x[1]) for x in tiles)
         return KeyTiles(*span, lambda k: f.place(Table, b, k, at + seq_q), keys_of, values_of,
                         lambda k, _, i, j: visible(f, k * keys + j, at + (row + i) // f.group))
 
-    def queries(Q: Any, b: Any, h: Any, row: Any, factor: Any) -> Callable[[Any], Any]:
+    def loading(Q: Any, b: Any, h: Any, row: Any, factor: Any) -> Callable[[Any], Any]:
         if f.narrow and not f.columns:
             return lambda tiles: load_terms(f, tiles, Q, b, h, row, factor)
         return lambda tile: load_queries(f, tile, Q, b, h, row, factor)
 
+    @T.macro
+    def attended(Q, caches, work, scales, place, at, span):
+        """(means, logarithms) of the tile of queries at `place`, a sequence, a kv head and a row, over the tiles of a span."""
+        (b, h, row), (c, unit) = place, scales
+        size, factor = magnitude(f, Q, b, h, row)
+        load, tiles = loading(Q, b, h, row, factor), key_range(*caches, place, at, span)
+        if f.narrow:
+            main = attend_narrow if f.columns else attend_wide
+            acc, total = main(f, load, c * size, unit, tiles, lambda k: hides_keys(f, k, row, at))
+        else:
+            acc, total = attend(f, work, load, c, tiles)
+        return acc, total
+
+    if f.planned:
+        items, parted, slots = T.dynamic("items, parted, slots")
+
+        @T.prim_func
+        def planned_decode(Q: queries, K: k_cache, V: v_cache, Table: table, Items: T.Tensor((items, 5), "int32"),
+                           Divided: T.Tensor((parted, 3), "int32"), scale: T.float32, unit: T.float32,
+                           Means: T.Tensor((slots, seq_q, heads, dim_v), "float32"),
+                           Sums: T.Tensor((slots, heads, seq_q), "float32"), O: result, LSE: logs):
+            with T.Kernel(kv_heads * blocks, items, threads=f.tile.threads) as (hb, n):
+                if f.narrow:
+                    T.annotate_min_blocks_per_sm(narrow_blocks(f.sizes, f.tile, f.latent, f.wide))
+                b, slot = T.bind(Items[n, 0]), T.bind(Items[n, 4])
+                work = None if f.narrow else working_set(f)
+                place = b, hb // blocks, hb % blocks * rows
+                acc, total = attended(Q, (K, V, Table), work, (scale * LOG2E, unit), place, Items[n, 1] - seq_q,
+                                      (Items[n, 2], Items[n, 3]))
+                if slot == WHOLE:
+                    store(f, acc, total, (O, LSE), (b,), *place[1:], f.with_lse)
+                elif slot >= 0:
+                    store(f, acc, total, (Means, Sums), (slot,), *place[1:], True)
+            tiles = -(-heads * seq_q // few_rows(f))
+            at_once = max(1, MERGING // tiles)  # sequences that are merged at the same time
+            with T.Kernel(tiles, at_once, threads=512) as (n, d):
+                at = T.alloc_var("int32", init=d)
+                while T.And(at < parted, Divided[T.min(at, parted - 1), 2] > 0):
+                    merge_pieces(f, Means, Sums, O, LSE, n * few_rows(f), [T.bind(Divided[at, j]) for j in (0, 1, 2)])
+                    at = at + at_once
+
+        return planned_decode
+
     @T.prim_func
-    def flash_decode(Q: T.Tensor((batch, seq_q, heads, dim), f.dtype),
-                     K: T.StridedTensor((*cache, dim), f.strides[0], f.kv_dtype),
-                     V: T.Tensor((1,), f.kv_dtype) if f.latent else T.StridedTensor((*cache, dim_v), f.strides[1], f.kv_dtype),
-                     Table: T.Tensor((1, 1) if page_size is None else (batch, width), "int32"),
-                     Lengths: T.Tensor((batch,), "int32"), scale: T.float32, unit: T.float32,
-                     Means: T.Tensor((splits, batch, seq_q, heads, dim_v) if f.split else (1,), "float32"),
-                     Sums: T.Tensor((splits, batch, heads, seq_q) if f.split else (1,), "float32"),
-                     O: T.Tensor((batch, seq_q, heads, dim_v), f.dtype),
-                     LSE: T.Tensor((batch, heads, seq_q) if f.with_lse else (1,), "float32")):
+    def flash_decode(Q: queries, K: k_cache, V: v_cache, Table: table, Lengths: T.Tensor((batch,), "int32"), scale: T.float32,
+                     unit: T.float32, Means: T.Tensor((splits, batch, seq_q, heads, dim_v) if f.split else (1,), "float32"),
+                     Sums: T.Tensor((splits, batch, heads, seq_q) if f.split else (1,), "float32"), O: result, LSE: logs):
         with T.Kernel(splits, kv_heads * blocks, batch, threads=f.tile.threads) as (s, hb, b):
             if f.narrow:
                 T.annotate_min_blocks_per_sm(narrow_blocks(f.sizes, f.tile, f.latent, f.wide))
@@ -383,13 +481,7 @@ def decode_attention(f: DecodeForm) -> Any:
             share = T.ceildiv(end - begin, splits)
             first = T.min(end, begin + s * share)
             last = T.min(end, first + share)
-            size, factor = magnitude(f, Q, b, h, row)
-            load, tiles = queries(Q, b, h, row, factor), key_range(K, V, Table, (b, h, row), at, (first, last))
-            if f.narrow:
-                main = attend_narrow if f.columns else attend_wide
-                acc, total = main(f, load, c * size, unit, tiles, lambda k: hides_keys(f, k, row, at))
-            else:
-                acc, total = attend(f, work, load, c, tiles)
+            acc, total = attended(Q, (K, V, Table), work, (c, unit), (b, h, row), at, (first, last))
             if f.split:
                 store(f, acc, total, (Means, Sums), (s, b), h, row, True)
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..agreement import Disjoint
 from ..arrays import compact, compact_copy, maker
@@ -14,6 +14,7 @@ from ..place import Place
 from .build import decode_kernel
 from .decode_problem import DecodeProblem, DecodeSizes, decode_problem
 from .decode_kernels import narrow_blocks
+from .decode_plan import DecodePlan, PlanCosts, check_plan, plan_on_device
 from .form import DecodeForm, Tile
 from .inputs import check_disjoint, check_gradient, check_scale, check_tensors, running_on
 from .tile_cost import Machine, machine_of, shared_bytes
@@ -26,15 +27,45 @@ _RATE, _STEP, _START = 19.0, 500.0, 1500.0  # bytes per cycle and SM from memory
 # throughput.
 _ALONE, _ALONE_ELEMENT, _ALONE_ROW = 930.0, 0.0375, 0.0006
 _CONVERT, _CONVERT_ROW, _MERGE_ROW, _NORM = 0.0274, 0.0006, 1.0, 4
+_ALONE_WIDE = 0.06  # of an element of 16 bits
 _MERGE, _MERGE_SPLIT = 4000.0, 60.0  # cycles of the second launch, and for each split
+_WAVES = 2  # of pieces that a plan may add
+_LONG = 250e3  # cycles of full tables from which on a call makes its own plan
 
 
 def decode_choice(p: DecodeProblem, machine: Machine) -> tuple[Tile, int]:
     """The cost model's choice: (tile, splits)."""
-    narrow = p.kv_dtype != p.dtype
-    tile = narrow_tile(machine, p.sizes) if narrow else decode_tile(machine, p.sizes)
-    blocks = narrow_blocks(p.sizes, tile, wide=is_wide(machine, p.sizes)) if narrow and machine.kind == "wgmma" else 0
-    return tile, p.splits or decode_splits(machine, p.sizes, tile, blocks)
+    tile, caches = tile_and_caches(p, machine)
+    return tile, p.splits or decode_splits(machine, p.sizes, tile, caches)
+
+
+class Caches(NamedTuple):
+    """What the cost model takes of caches. blocks: of an SM at once; 0: a block alone loads as fast as an SM can. narrow:
+    whether they are. latent: whether V is loaded with K."""
+
+    blocks: int = 0
+    narrow: bool = False
+    latent: bool = False
+
+
+ALONE = Caches()
+
+
+def tile_and_caches(p: DecodeProblem, machine: Machine) -> tuple[Tile, Caches]:
+    """The tile, and what the cost model takes."""
+    if p.kv_dtype == p.dtype:
+        tile = decode_tile(machine, p.sizes)
+        return tile, Caches(2 if several_blocks(machine, p.sizes, tile, p.dtype) else 0)
+    tile = narrow_tile(machine, p.sizes)
+    if machine.kind != "wgmma":
+        return tile, Caches()
+    return tile, Caches(narrow_blocks(p.sizes, tile, wide=is_wide(machine, p.sizes)), True)
+
+
+def several_blocks(m: Machine, sizes: DecodeSizes, tile: Tile, dtype: str) -> bool:
+    """Whether an SM of sm_90 has room for two blocks of caches of 16 bits. dtype: of the caches."""
+    shared = shared_bytes(tile, sizes.dim, sizes.dim_v) + 1024
+    return m.kind == "wgmma" and dtype in ("float16", "bfloat16") and 2 * shared <= m.shared_sm
 
 
 def decode_tile(m: Machine, sizes: DecodeSizes) -> Tile:
@@ -81,32 +112,100 @@ def _keys(sizes: DecodeSizes, least: int, most: int) -> int:
     return max([n for n in in_one if n >= least] or whole or in_one)
 
 
-def decode_splits(m: Machine, sizes: DecodeSizes, tile: Tile, narrow: int = 0, latent: bool = False) -> int:
-    """The number of splits of the keys of a sequence that fills its table, with the least cost in cycles.
+class Steps(NamedTuple):
+    """The cost model of a decode step. tiles: of queries. steps: of a tile whose sequence fills its table. at_once: blocks of
+    an SM at once. loop: cycles of a step, of so many blocks of an SM at once. merged: cycles in which a split is merged."""
 
-    narrow: blocks of an SM at once, where caches are narrow; 0 where they are not: a block alone loads as fast as an SM can.
-    latent: whether V is loaded with K.
-    """
-    tiles = sizes.batch * sizes.kv_heads * ceil(sizes.seq_q * sizes.heads / max(1, sizes.kv_heads) / tile.rows)
-    steps = max(1, ceil(sizes.width * (sizes.page_size or 1) / tile.keys))
+    tiles: int
+    steps: int
+    at_once: int
+    loop: Callable[[int], float]
+    merged: float
+
+
+def decode_steps(sizes: DecodeSizes, tile: Tile, caches: Caches) -> Steps:
+    """The cost model of these sizes."""
+    blocks, narrow, latent = caches
     elements = tile.keys * (sizes.dim + sizes.dim_v)
     loaded = tile.keys * sizes.dim if latent else elements
     step = max(loaded / _RATE, elements * (_CONVERT + _CONVERT_ROW * tile.rows)) if narrow else max(_STEP, 2 * elements / _RATE)
-    alone = _ALONE + elements * (_ALONE_ELEMENT + _ALONE_ROW * tile.rows)
-    merged = sizes.batch * sizes.seq_q * sizes.heads * _MERGE_ROW if narrow else 0.0
+    alone = _ALONE + elements * (_ALONE_ELEMENT + _ALONE_ROW * tile.rows if narrow else _ALONE_WIDE)
 
     def loop(at_once: int) -> float:
-        return ((alone**_NORM + (at_once * step)**_NORM)**(1 / _NORM) if narrow else step) * (at_once > 0)
+        return ((alone**_NORM + (at_once * step)**_NORM)**(1 / _NORM) if blocks else step) * (at_once > 0)
+
+    return Steps(sizes.batch * sizes.kv_heads * _row_blocks(sizes, tile),
+                 max(1, ceil(sizes.width * (sizes.page_size or 1) / tile.keys)), blocks or 1, loop,
+                 sizes.batch * sizes.seq_q * sizes.heads * _MERGE_ROW if blocks else 0.0)
+
+
+def _row_blocks(sizes: DecodeSizes, tile: Tile) -> int:
+    """Tiles of queries of a sequence and a kv head."""
+    return ceil(sizes.seq_q * sizes.heads / max(1, sizes.kv_heads) / tile.rows)
+
+
+def decode_splits(m: Machine, sizes: DecodeSizes, tile: Tile, caches: Caches = ALONE) -> int:
+    """The number of splits of the keys of a sequence that fills its table, with the least cost in cycles."""
+    tiles, steps, at_once, loop, merged = decode_steps(sizes, tile, caches)
 
     def cost(n: int) -> float:
         each = ceil(tiles * n / m.sms)  # blocks that an SM computes
-        waves, rest = divmod(each, narrow or 1)
+        waves, rest = divmod(each, at_once)
         starts = (waves + (rest > 0)) * _START
         merge = (n > 1) * (_MERGE + n * (_MERGE_SPLIT + merged))
-        return starts + ceil(steps / n) * (waves * loop(narrow or 1) + loop(rest)) + merge
+        return starts + ceil(steps / n) * (waves * loop(at_once) + loop(rest)) + merge
 
     most = min(_MOST_SPLITS, steps)
     return min(range(min(most, ceil(steps * tile.keys / _LONGEST)), most + 1), key=cost)
+
+
+def plan_costs(m: Machine, sizes: DecodeSizes, tile: Tile, caches: Caches) -> PlanCosts:
+    """What a plan for these sizes weighs."""
+    _, _, at_once, loop, _ = decode_steps(sizes, tile, caches)
+    step, pieces = loop(at_once), m.sms * at_once / max(1, sizes.kv_heads * _row_blocks(sizes, tile))
+    return PlanCosts(pieces, _START / step, sizes.seq_q * sizes.heads * _MERGE_ROW * pieces / step, _MERGE / step,
+                     loop(1) / step)
+
+
+def more_items(costs: PlanCosts) -> int:
+    """Items of a plan beside one for each sequence."""
+    return _WAVES * ceil(costs.at_once)
+
+
+def plans_itself(m: Machine, sizes: DecodeSizes, tile: Tile, caches: Caches) -> bool:
+    """Whether calls make a plan of their own: without one every sequence would be divided, as if it filled its table, and full
+    tables take so long that the plan's launch does not count."""
+    tiles, steps, at_once, loop, _ = decode_steps(sizes, tile, caches)
+    return (m.kind == "wgmma" and sizes.batch > 1 and tiles * steps * loop(at_once) / (at_once * m.sms) > _LONG
+            and decode_splits(m, sizes, tile, caches) > 1)
+
+
+class Division(NamedTuple):
+    """How blocks divide the keys. splits: of each sequence; 1 with a plan. workspace: shapes of means and logarithms.
+    make_plan: makes a plan of lengths; where splits are equal there is none."""
+
+    splits: int
+    workspace: tuple[tuple[int, ...], ...]
+    planned: bool
+    make_plan: Callable[[Any], DecodePlan]
+
+
+def planned_division(m: Machine, z: DecodeSizes, tile: Tile, caches: Caches, window: int | None, at: Place) -> Division:
+    """The division by a plan. window: keys that a query sees; None: all."""
+    costs = plan_costs(m, z, tile, caches)
+    more = more_items(costs)
+    return Division(1, ((2 * more, z.seq_q, z.heads, z.dim_v), (2 * more, z.heads, z.seq_q)), True,
+                    lambda lengths: plan_on_device(lengths, tile, z.seq_q, window, costs, more, at))
+
+
+def equal_division(z: DecodeSizes, splits: int) -> Division:
+    """The division of every sequence into so many splits."""
+    shapes = ((splits, z.batch, z.seq_q, z.heads, z.dim_v), (splits, z.batch, z.heads, z.seq_q)) if splits > 1 else ()
+    return Division(splits, shapes, False, _no_plan)
+
+
+def _no_plan(lengths: Any) -> DecodePlan:
+    raise AssertionError("equal splits need no plan")
 
 
 def near_choices(sizes: DecodeSizes, model: tuple[Tile, int], any_splits: bool) -> list[tuple[Tile, int]]:
@@ -126,7 +225,8 @@ def near_choices(sizes: DecodeSizes, model: tuple[Tile, int], any_splits: bool) 
 
 def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_table: Any = None, scale: float | None = None,
                  k_scale: float = 1.0, v_scale: float = 1.0, window: int | None = None, splits: int | None = None,
-                 return_lse: bool = False, out: Any = None, target: Any = None, tune: bool | None = None) -> Any:
+                 plan: DecodePlan | None = None, return_lse: bool = False, out: Any = None, target: Any = None,
+                 tune: bool | None = None) -> Any:
     """softmax(scale * q k^T) v for the newest queries of each sequence, over its cached keys and values.
 
     q: (batch, seq_q, heads, dim), or (batch, heads, dim) for one query each.  lengths: (batch,) int32, keys of each sequence,
@@ -141,9 +241,10 @@ def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_tabl
     lengths must not exceed what table or cache hold.  Rows of a sequence's last page behind its end, and of a cache in one
     piece, get weight 0, so they must be finite.
 
-    splits: blocks that share the keys of a sequence; None: from a cost model of the capacity.  Other arguments and the error
+    splits: blocks that share the keys of a sequence; None: from a cost model of the capacity.  plan: decode_plan of the same
+    arguments, made once for all layers of a step; None: made here where full tables take long.  Other arguments and the error
     bound: as flash_attention.  return_lse: (batch, heads, seq_q), or (batch, heads).
-    Results are the same bits for the same inputs and splits.
+    Results are the same bits for the same inputs, splits and plan.
     tune: as for flash_attention; tiles and splits are timed with the lengths of the first call.
 
     Raises attention-argument, attention-shape, attention-option, attention-gradient.
@@ -154,18 +255,19 @@ def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_tabl
     >>> flash_decode(rng.standard_normal((2, 8, 64)).astype(np.float16), k, v, lengths, block_table=table).shape
     (2, 8, 64)
     """
-    arrays, options = (q, k_cache, v_cache, lengths, block_table), (window, splits, return_lse, str(target), tune)
+    arrays = q, k_cache, v_cache, lengths, block_table
+    options = window, splits, return_lse, str(target), tune, None if plan is None else plan.form
     answer = known(_RUNS, (*arrays, out), options)
     if answer is None:
         answer = enter(_RUNS, (*arrays, out), options, prepare(
-            dict(zip(NAMES, (*arrays, out))), target, tune, scale, window=window, splits=splits, with_lse=return_lse))
+            dict(zip(NAMES, (*arrays, out))), target, tune, scale, plan, window=window, splits=splits, with_lse=return_lse))
     check_gradient("flash_decode", q, k_cache, v_cache)
     scale = answer.scale if scale is None else check_scale(scale)
     k_scale, v_scale = check_scale(k_scale), check_scale(v_scale)
     if out is not None:
         check_disjoint(answer.disjoint, out, q, {"k_cache": k_cache, "v_cache": v_cache})
     result, lse = answer.result() if out is None else out, answer.logs() if return_lse else None
-    answer.run(arrays, (scale * k_scale, v_scale), result, lse)
+    answer.run(arrays, (scale * k_scale, v_scale), result, lse, plan)
     return (result, lse) if return_lse else result
 
 
@@ -173,44 +275,83 @@ NAMES = "q", "k_cache", "v_cache", "lengths", "block_table", "out"
 _RUNS: Cache[Prepared] = Cache(4096)
 
 
-def prepare(tensors: dict[str, Any], target: Any, tune: bool | None, scale: Any, **options: Any) -> Prepared:
-    """Check the arguments, and find or compile their kernel. tensors, options: as decode_problem takes them."""
+def decode_plan(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_table: Any = None, window: int | None = None,
+                target: Any = None) -> DecodePlan | None:
+    """Divide the keys of all sequences among the blocks of flash_decode, once for all layers of a decode step.
+
+    Arguments: those of the calls that use the plan, as for flash_decode.  Of the tensors only `lengths` are read, by a kernel:
+    nothing waits for the host, and the call can be captured in a CUDA graph.  Layers whose shapes, types or windows differ need
+    plans of their own.  Sequences that are longer than others are divided, so that all blocks end at about the same time.
+    Returns None where there is nothing to compute.
+
+    Raises attention-argument, attention-shape, attention-option.
+
+    >>> k = np.zeros((2, 640, 2, 64), np.float16)
+    >>> plan = decode_plan(np.zeros((2, 8, 64), np.float16), k, k, np.array([640, 20], np.int32))
+    >>> sorted(plan.items[plan.items[:, 0] == 1].tolist())
+    [[1, 20, 0, 1, -1]]
+    """
+    tensors = dict(zip(NAMES, (q, k_cache, v_cache, lengths, block_table, None)))
+    p, machine, at = _checked(tensors, target, window=window, splits=None, with_lse=False)
+    if p.empty:
+        return None
+    return planned_division(machine, p.sizes, *tile_and_caches(p, machine), p.window, at).make_plan(lengths)
+
+
+def _checked(tensors: dict[str, Any], target: Any, **options: Any) -> tuple[DecodeProblem, Machine, Place]:
+    """Check the arguments: the problem, and where it is computed. tensors, options: as decode_problem takes them."""
     check_tensors("flash_decode", tensors, NAMES[:1], NAMES[4:])
-    q, k, v, *_, out = tensors.values()
-    at = running_on(q, target)
+    at = running_on(tensors["q"], target)
     problem = decode_problem(tensors, at.target.is_gpu, **options)
-    machine = machine_of(at.target, at.sms, problem.dtype)
-    tuned = not problem.empty and problem.kv_dtype == problem.dtype and at.tuned(tune, q)
+    return problem, machine_of(at.target, at.sms, problem.dtype), at
+
+
+def prepare(tensors: dict[str, Any], target: Any, tune: bool | None, scale: Any, plan: DecodePlan | None = None,
+            **options: Any) -> Prepared:
+    """Check the arguments, and find or compile their kernel. tensors, options: as decode_problem takes them."""
+    problem, machine, at = _checked(tensors, target, **options)
+    q, k, v, *_, out = tensors.values()
+    tuned = not problem.empty and problem.kv_dtype == problem.dtype and plan is None and at.tuned(tune, q)
     choice = _tuned(problem, machine, tensors, scale, at) if tuned else None
-    return Prepared(_run(problem, machine, at, q, choice), maker(q, problem.shape, problem.dtype),
+    return Prepared(_run(problem, machine, at, q, choice, plan), maker(q, problem.shape, problem.dtype),
                     maker(q, problem.lse_shape, "float32"), problem.default_scale,
                     None if out is None else Disjoint(out, (q, k, v)), tuned is None)
 
 
-def _run(problem: DecodeProblem, machine: Machine, at: Place, like: Any,
-         choice: tuple[Tile, int] | None) -> Callable[..., None]:
-    """A function f(arrays, scales, out, lse) that computes a problem. choice: (tile, splits) instead of the cost model's."""
+def _run(problem: DecodeProblem, machine: Machine, at: Place, like: Any, choice: tuple[Tile, int] | None,
+         plan: DecodePlan | None = None) -> Callable[..., None]:
+    """A function f(arrays, scales, out, lse, plan) that computes a problem. choice: (tile, splits) instead of the cost model's.
+    plan: like those of the calls; None: they have none."""
     p, z = problem, problem.sizes
     if p.empty:
         return lambda *_: None
-    tile, splits = choice or decode_choice(p, machine)
+    tile, caches = tile_and_caches(p, machine)
+    if plan is not None:
+        check_plan(plan, z, more_items(plan_costs(machine, z, tile, caches)), tile, p.splits)
+    itself = plan is None and choice is None and p.splits is None and plans_itself(machine, z, tile, caches)
+    if itself or plan is not None:
+        division = planned_division(machine, z, tile, caches, p.window, at)
+    else:
+        tile, splits = choice or (tile, p.splits or decode_splits(machine, z, tile, caches))
+        division = equal_division(z, splits)
     # Sizes and strides that are None are given by each call.
-    kernel = decode_kernel(DecodeForm(z._replace(batch=None, pages=None, width=None), p.strides, p.dtype,
-                                      None if p.window is None else p.window - 1, tile, splits > 1, p.with_lse, p.kv_dtype,
-                                      wide=p.kv_dtype != p.dtype and is_wide(machine, z)), at)
-    # Workspace of the splits.
-    shapes = (splits, z.batch, z.seq_q, z.heads, z.dim_v), (splits, z.batch, z.heads, z.seq_q)
-    workspace = [maker(like, shape, "float32") for shape in shapes if splits > 1]
+    kernel = decode_kernel(DecodeForm(
+        z._replace(batch=None, pages=None, width=None), p.strides, p.dtype, None if p.window is None else p.window - 1, tile,
+        division.splits > 1, p.with_lse, p.kv_dtype, wide=p.kv_dtype != p.dtype and is_wide(machine, z),
+        planned=division.planned, several=several_blocks(machine, z, tile, p.kv_dtype)), at)
+    workspace = [maker(like, shape, "float32") for shape in division.workspace]
 
-    def run(arrays: tuple[Any, ...], scales: tuple[float, float], out: Any, lse: Any) -> None:
+    def run(arrays: tuple[Any, ...], scales: tuple[float, float], out: Any, lse: Any, plan: DecodePlan | None = None) -> None:
         q, k, v, lengths, table = arrays
         if any(p.copied):
             q, k, v = (compact_copy(x) if c else x for x, c in zip((q, k, v), p.copied))
+        if itself:
+            plan = division.make_plan(lengths)
         means, sums = [make() for make in workspace] or (None, None)
         if p.single:
             q, out = (x.reshape(z.batch, 1, z.heads, -1) for x in (q, out))
             lse = None if lse is None else lse.reshape(z.batch, z.heads, 1)
-        kernel(q, k, v, table, lengths, *scales, means, sums, out, lse)
+        kernel(q, k, v, table, *(plan[:2] if plan else (lengths,)), *scales, means, sums, out, lse)
 
     return run
 

@@ -258,6 +258,8 @@ class DecodeForm:
     strides: of the caches of K and V in elements, the last one 1. kv_dtype: the type of the caches. left: number of keys before
     its own that a query sees; None: all. split: whether several blocks divide the keys of a sequence. latent: whether V is the
     first columns of K. wide: whether GEMMs of narrow caches have a tile's rows as rows, and multiply K in float8.
+    planned: whether a plan says what blocks compute. several: whether an SM has room for several blocks of a cache that is not
+    narrow.
     """
 
     sizes: DecodeSizes
@@ -270,6 +272,8 @@ class DecodeForm:
     kv_dtype: str
     latent: bool = False
     wide: bool = False
+    planned: bool = False
+    several: bool = False
     accum = "float32"
 
     @property

@@ -15,7 +15,7 @@ from ..place import Place
 from .build import decode_kernel
 from .decode_kernels import narrow_blocks
 from .decode_problem import DecodeSizes
-from .flash_decode import decode_splits, narrow_tile
+from .flash_decode import Caches, decode_splits, equal_division, narrow_tile, planned_division, plans_itself
 from .form import DecodeForm
 from .inputs import (check_alike, check_disjoint, check_gradient, check_like, check_scale, check_tensors, device_of,
                      fast_kernel, running_on, strides_of)
@@ -136,12 +136,15 @@ def _narrow(f: MlaForm, at: Place, q: Any, cache: Any, lengths: Any, table: Any,
     sizes = DecodeSizes(batch, f.queries, heads, 1, dim, f.dim_v, int(cache.shape[0]), page, width)
     machine = machine_of(at.target, at.sms, f.dtype)
     tile = narrow_tile(machine, sizes, True)
-    splits = decode_splits(machine, sizes, tile, narrow_blocks(sizes, tile, True), True)
+    caches = Caches(narrow_blocks(sizes, tile, True), True, True)
+    itself = plans_itself(machine, sizes, tile, caches)
+    division = (planned_division(machine, sizes, tile, caches, None, at) if itself else
+                equal_division(sizes, decode_splits(machine, sizes, tile, caches)))
     steps = (page * dim if page else None, dim, dim, 1), (1,) * 4
     free = sizes._replace(batch=None, pages=None, width=None)
-    kernel = decode_kernel(DecodeForm(free, steps, f.dtype, None, tile, splits > 1, True, f.kv_dtype, True), at)
-    shapes = (splits, batch, f.queries, heads, f.dim_v), (splits, batch, heads, f.queries)
-    workspace = [maker(q, shape, "float32") for shape in shapes if splits > 1]
+    kernel = decode_kernel(DecodeForm(free, steps, f.dtype, None, tile, division.splits > 1, True, f.kv_dtype, True,
+                                      planned=itself), at)
+    workspace = [maker(q, shape, "float32") for shape in division.workspace]
     copied = [strides(x) != compact(x.shape) or not aligned(x) for x in (q, cache)]
 
     def run(arrays: tuple[Any, ...], scales: tuple[float, float], plan: MlaPlan | None, result: Any, logs: Any) -> None:
@@ -149,7 +152,8 @@ def _narrow(f: MlaForm, at: Place, q: Any, cache: Any, lengths: Any, table: Any,
         means, sums = [make() for make in workspace] or (None, None)
         q, cache = q.reshape(batch, f.queries, heads, dim), cache.reshape(*cache.shape[:2], 1, dim)
         result = result.reshape(batch, f.queries, heads, f.dim_v)
-        kernel(q, cache, None, arrays[3], arrays[2], *scales, means, sums, result, logs)
+        given = division.make_plan(arrays[2])[:2] if itself else (arrays[2],)
+        kernel(q, cache, None, arrays[3], *given, *scales, means, sums, result, logs)
 
     return Prepared(run, maker(q, (*q.shape[:-1], f.dim_v), f.dtype), maker(q, (batch, heads, f.queries), "float32"), dim**-0.5)
 
