@@ -30,7 +30,7 @@ _CONVERT, _CONVERT_ROW, _MERGE_ROW, _NORM = 0.0274, 0.0006, 1.0, 4
 _ALONE_WIDE = 0.06  # of an element of 16 bits
 _MERGE, _MERGE_SPLIT = 4000.0, 60.0  # cycles of the second launch, and for each split
 _WAVES = 2  # of pieces that a plan may add
-_LONG = 250e3  # cycles of full tables from which on a call makes its own plan
+_LONG = 600e3  # cycles of full tables from which on a call makes its own plan
 
 
 def decode_choice(p: DecodeProblem, machine: Machine) -> tuple[Tile, int]:
