@@ -316,14 +316,14 @@ def sum_order(form: Form, s: Stmt) -> str:
     before it.
 
     "integer": one instruction computes the maximum of three integers, but only of two floats.  Non-negative floats are ordered
-    like integers, and above all negative ones.  If all floats of a warp are negative, or one is NaN, the warp computes the
-    maximum of floats again.  Whole warps execute these loops.
+    like integers, and above all negative ones.  If all floats of a thread are negative, or one is NaN, its warp computes the
+    maxima again.  Whole warps execute these loops.
     """
     v: Any = form.value
     results = len({i for i, _ in form.points})
     if not s.plan.any_order or is_absolute(v.b):  # type: ignore[attr-defined]
         return ""
-    if v.op == "max" and results == 1 and len(form.points) >= MIN_INTEGER:
+    if v.op == "max" and len(form.points) >= MIN_INTEGER * results:
         return "integer"
     return "two_chains" if len(form.points) >= MIN_CHAINS * results else ""
 

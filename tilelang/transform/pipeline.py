@@ -110,6 +110,7 @@ DEVICE_PASSES = _passes(
     "registers.fused_multiplies",  # before passes that find pairs of operations; after simplify, which folds constants
     "registers.small_tanh",  # after simplify, which makes constants of its factors; before passes over the final loops
     "registers.accumulator_registers:assign_accumulator_registers",  # after simplify: it follows the final program's values
+    "registers.operand_pieces",  # after assign_accumulator_registers, which pins arrays as a whole
     "sync.insert_pdl",  # after place_sync and simplify: accesses of global memory are no longer moved
     "registers.code_tables",  # before pack_conversions, which changes the arithmetic that it evaluates
     "registers.pack_conversions",  # after assign_accumulator_registers: loops on named registers do their own conversions

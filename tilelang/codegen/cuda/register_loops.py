@@ -242,9 +242,12 @@ class RegisterLoops:
 
     def _maximum(self, form: Form) -> None:
         to, array, op = form.value.a.buffer, self.registers.array(form.buffer), SUMMED["max"] + self.ftz  # type: ignore[union-attr]
-        body = largest_of_threes([[f"tl_{array}_{k}" for _, k in form.points]], lambda points: _in_halves(op, points))
-        place = f"{self.page.name(to.data, to.name)}[{form.points[0][0]}]"
-        self.registers.call(f"max_{array}_{form.points[0][1]}", "(float& x0)", body, place)
+        rows: dict[int, list[str]] = {}
+        for i, k in form.points:
+            rows.setdefault(i, []).append(f"tl_{array}_{k}")
+        body = largest_of_threes(list(rows.values()), lambda points: _in_halves(op, points))
+        name, params = self.page.name(to.data, to.name), ", ".join(f"float& x{n}" for n in range(len(rows)))
+        self.registers.call(f"max_{array}_{form.points[0][1]}", f"({params})", body, ", ".join(f"{name}[{i}]" for i in rows))
 
     def _packed(self, s: Store, array: str, first: int) -> None:
         dt = s.value.dtype

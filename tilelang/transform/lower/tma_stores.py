@@ -20,7 +20,7 @@ from tilelang.arith import Analyzer, Linear, launch_analyzer
 from tilelang.ir import (Alloc, Bind, Buffer, Call, Evaluate, Expr, For, If, Launch, Region, Stmt, Var, While, binary, call,
                          const, contains, convert, dtype, free_vars, fresh, is_large, rewrite, seq, substitute, walk,
                          BufferFacts, Load, DYNAMIC, GLOBAL)
-from tilelang.ops import AtomicTile, Copy
+from tilelang.ops import AtomicTile, Copy, Reduce
 from tilelang.ops.tma_store import BOX_ROW, ROWS_OF_STEP, uses_group_barriers
 from tilelang.target.warp_groups import GROUP, PER_GROUP
 
@@ -184,12 +184,16 @@ class TmaStores:
 
     @cached_property
     def once(self) -> bool:
-        """Whether a block stores one whole tile and nothing else: its staging buffers may lie where operands were."""
+        """Whether a block stores one whole tile and nothing else: its staging buffers may lie where operands were.
+
+        Not where groups reduce rows of their own between GEMMs: they end at different times, and none should wait for the
+        last one before it stages its results (attention of one wave: 1 to 2 %).
+        """
         def stores(body: Stmt) -> list[Any]:
             return [x for x in walk(body, Copy, AtomicTile) if x.dst.buffer.scope_name == GLOBAL]
 
         return self.alone and all(isinstance(x, Copy) and x.src.is_full for x in stores(self.launch.body)) and not any(
-            stores(s.body) for s in walk(self.launch.body, For, While))
+            stores(s.body) or contains(s.body, Reduce) for s in walk(self.launch.body, For, While))
 
     @property
     def around(self) -> list[For | While]:

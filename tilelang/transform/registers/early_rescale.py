@@ -18,25 +18,31 @@ overlap with exponentials.  The GEMM that adds to this accumulator has the first
 from __future__ import annotations
 
 from copy import copy
-from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Select,
-                         Stmt, Store, Var, binary, cast, const, contains, free_vars, fresh, logical, replace, rewrite,
-                         rewrite_stmts, seq, stmts_of, substitute, walk, LOCAL)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Select, Stmt,
+                         Store, Var, binary, cast, const, contains, free_vars, fresh, logical, replace, rewrite_stmts, seq,
+                         stmts_of, substitute, walk, LOCAL)
 from tilelang.ir.record import record
 from tilelang.target.register_forms import form_of
 
 from ..analysis.effects import effects
 from ..analysis.statements import do, renamed
+from .voted_maxima import calls, factor_of, renamed_buffer, row_loop, split_total, vote_on_maxima, writes
 
-LEAST_SKIPPED = 64  # multiplications of a thread for which a vote of its warp pays: with 32 it cost 6 to 8 % of attention
+# Registers of accumulators from which on a vote is about their multiplications alone.  With 32, that cost 6 to 8 % of
+# attention, and a vote about maxima takes 4 % off; with 64, this one costs 3 %.
+LEAST_SKIPPED = 64
 
 
 def rescale_early(launch: Launch) -> Launch:
     """The launch with all loops of this shape in the new order.  Its values are in named registers (attr `own_values`)."""
     def visit(x: Stmt) -> Stmt | None:
         body = list(stmts_of(x.body)) if isinstance(x, For) else []
-        found = _reordered(body) or _conditional(body)
+        scaled = next((i for i, s in enumerate(body) if _kind(s) == "scale"), None)
+        if scaled is None:
+            return None
+        few = form_of(body[scaled]).buffer.size < LEAST_SKIPPED  # type: ignore[union-attr]
+        found = few and vote_on_maxima(body, scaled) or _reordered(body) or _conditional(body)
         return None if found is None else replace(x, body=seq(*found))
 
     return rewrite_stmts(launch, visit)  # type: ignore[no-any-return]
@@ -44,18 +50,18 @@ def rescale_early(launch: Launch) -> Launch:
 
 def _reordered(body: list[Stmt]) -> list[Stmt] | None:
     """The statements of a loop in the new order; None if they do not have the shape."""
-    held = next((i for i, s in enumerate(body) if _calls(s, "wgmma_hold")), None)
+    held = next((i for i, s in enumerate(body) if calls(s, "wgmma_hold")), None)
     if held is None:
         return None
     mapped = next((i for i in range(held + 1, len(body)) if _kind(body[i]) == "map"), None)
     scaled = None if mapped is None else next((i for i in range(mapped + 1, len(body)) if _kind(body[i]) == "scale"), None)
     if mapped is None or scaled is None:
         return None
-    waits = next((i for i in range(scaled - 1, mapped, -1) if _calls(body[i], "wgmma_wait")), None)
+    waits = next((i for i in range(scaled - 1, mapped, -1) if calls(body[i], "wgmma_wait")), None)
     if waits is None or not all(map(_releases, body[waits + 1:scaled])):
         return None
     moved, between = body[waits:scaled + 1], body[mapped + 1:waits]
-    factor = _factor(body[scaled])
+    factor = factor_of(body[scaled])
     parts = _pieces(body[mapped])
     if factor is None or parts is None or not _independent(moved, [body[mapped], *between]):
         return None
@@ -75,9 +81,9 @@ def _reordered(body: list[Stmt]) -> list[Stmt] | None:
 def _conditional(body: list[Stmt]) -> list[Stmt] | None:
     """The statements of a loop whose exponentials lie in branches, with the rescaling under a condition where it stood."""
     scaled = next((i for i, s in enumerate(body) if _kind(s) == "scale"), len(body))
-    waits = next((i for i in range(scaled - 1, -1, -1) if _calls(body[i], "wgmma_wait")), scaled)
-    factor = _factor(body[scaled]) if waits < scaled < len(body) and all(map(_releases, body[waits + 1:scaled])) else None
-    made = next((i for i, s in enumerate(body) if factor is not None and _writes(s, factor)), None)
+    waits = next((i for i in range(scaled - 1, -1, -1) if calls(body[i], "wgmma_wait")), scaled)
+    factor = factor_of(body[scaled]) if waits < scaled < len(body) and all(map(_releases, body[waits + 1:scaled])) else None
+    made = next((i for i, s in enumerate(body) if factor is not None and writes(s, factor)), None)
     if factor is None or made is None or form_of(body[scaled]).buffer.size < LEAST_SKIPPED:  # type: ignore[union-attr]
         return None
     lazy = rescale_lazily(body, scaled, made, factor)
@@ -93,22 +99,11 @@ def _kind(s: Stmt) -> str:
     return "" if form is None else form.kind
 
 
-def _calls(s: Stmt, name: str) -> bool:
-    return isinstance(s, Evaluate) and s.call.op == name
-
-
 def _releases(s: Stmt) -> bool:
     """Whether a statement only releases a stage: it touches no register that holds data."""
     return isinstance(s, (If, Evaluate)) and all(
         x.op in ("sync_warp", "mbarrier_arrive", "mbarrier_arrive_cluster") for x in walk(s, Call) if x.dtype == "void"
         ) and not contains(s, Store)
-
-
-def _factor(scale: Stmt) -> Buffer | None:
-    """The array of factors that the accumulator is multiplied by."""
-    own = form_of(scale).buffer  # type: ignore[union-attr]
-    found = {x.buffer.data: x.buffer for x in walk(scale, Load) if x.buffer.data is not own.data}
-    return next(iter(found.values())) if len(found) == 1 else None
 
 
 def _independent(moved: list[Stmt], passed: list[Stmt]) -> bool:
@@ -188,17 +183,17 @@ def rescale_lazily(body: list[Stmt], scaled: int, place: int, factor: Buffer) ->
 
     None if the scaling is needed at every step, or the condition would often be true.
     """
-    made = [i for i, s in enumerate(body) if _writes(s, factor)]
+    made = [i for i, s in enumerate(body) if writes(s, factor)]
     if len(made) != 1 or made[0] > place:
         return None
-    definition = _row_loop(body[made[0]])
+    definition = row_loop(body[made[0]])
     if definition is None or getattr(definition[1].value, "op", "") != "exp2" or factor.size > 4:
         return None
     var, store = definition
     exponent = store.value.args[0]  # type: ignore[attr-defined]
     sources = {x.buffer.data: x.buffer for x in walk(exponent, Load)}
     if any(b.scope_name != LOCAL for b in sources.values()) or contains(exponent, Call) or \
-            any(_writes(s, b) for s in body[made[0] + 1:scaled] for b in sources.values()) or \
+            any(writes(s, b) for s in body[made[0] + 1:scaled] for b in sources.values()) or \
             not any(_stays(s, list(sources.values())) for s in body[:made[0]]):
         return None
     own = replace(factor, name=f"{factor.name}_moved", data=fresh(f"{factor.name}_moved", factor.data.dtype))
@@ -207,7 +202,7 @@ def rescale_lazily(body: list[Stmt], scaled: int, place: int, factor: Buffer) ->
     for i, s in enumerate(body):
         if i in (made[0], scaled) or not any(x.buffer.data is factor.data for x in walk(s, Load)):
             continue
-        split = _split(s, factor, own) if i > place else None
+        split = split_total(s, factor, own) if i > place else None
         if split is None or any(e.storage is split[2].data for x in body[place:i] for e in effects(x)) or i > scaled:
             return None
         totals.append(split[0])
@@ -218,19 +213,9 @@ def rescale_lazily(body: list[Stmt], scaled: int, place: int, factor: Buffer) ->
         row = binary("ne", substitute(exponent, {var: const(r, var.dtype)}), const(0.0, exponent.dtype))
         moved = row if moved is None else logical("or", moved, row)
     made_again = renamed(replace(body[made[0]], body=replace(store, buffer=own)))
-    branch = seq(Alloc(own), made_again, *totals, _renamed(body[scaled], factor, own))
+    branch = seq(Alloc(own), made_again, *totals, renamed_buffer(body[scaled], factor, own))
     any_row = Call("any_sync", (cast(moved, "int32"), const(_WARP, "uint32")), vote.dtype)
     return Lazy((Bind(vote, any_row), If(binary("ne", vote, const(0, "int32")), branch)), rest)
-
-
-def _row_loop(s: Stmt) -> tuple[Var, Store] | None:
-    """(variable, statement) of a loop `for r: x[r] = …` over all elements of a thread-local array x."""
-    if not isinstance(s, For) or not isinstance(s.body, Store) or not isinstance(s.extent, Const):
-        return None
-    to = s.body
-    whole = to.buffer.scope_name == LOCAL and len(to.indices) == 1 and to.indices[0] is s.var and to.buffer.is_static and \
-        s.extent.value == to.buffer.size
-    return (s.var, to) if whole else None
 
 
 def _stays(s: Stmt, sources: list[Buffer]) -> bool:
@@ -238,34 +223,3 @@ def _stays(s: Stmt, sources: list[Buffer]) -> bool:
     held = {b.data for b in sources}
     return any(x.buffer.data in held and isinstance(x.value, Select) and any(
         isinstance(side, Load) and side.buffer.data in held for side in (x.value.a, x.value.b)) for x in walk(s, Store))
-
-
-def _split(s: Stmt, factor: Buffer, own: Buffer) -> tuple[Stmt, Stmt, Buffer] | None:
-    """(total *= own, total += part, total) from a loop `total = total * factor + part`."""
-    found = _row_loop(s)
-    if found is None:
-        return None
-    (var, store), total = found, found[1].buffer
-    value = store.value
-    if not isinstance(value, Binary) or value.op != "add":
-        return None
-    for product, part in ((value.a, value.b), (value.b, value.a)):
-        if isinstance(product, Binary) and product.op == "mul" and _is_row(product.a, total, var) and \
-                _is_row(product.b, factor, var) and not any(
-                    x.buffer.data in (total.data, factor.data) for x in walk(part, Load)):
-            return (renamed(replace(s, body=replace(store, value=_renamed(product, factor, own)))),
-                    replace(s, body=replace(store, value=binary("add", product.a, part))), total)
-    return None
-
-
-def _is_row(e: Expr, b: Buffer, var: Var) -> bool:
-    return isinstance(e, Load) and e.buffer.data is b.data and len(e.indices) == 1 and e.indices[0] is var
-
-
-def _renamed(x: Any, old: Buffer, new: Buffer) -> Any:
-    """The same statement or expression, with loads from `old` replaced by loads from `new`."""
-    return rewrite(x, lambda y: replace(y, buffer=new) if y.buffer.data is old.data else None, Load)
-
-
-def _writes(s: Stmt, b: Buffer) -> bool:
-    return any(e.writes and e.storage is b.data for e in effects(s))
