@@ -15,6 +15,7 @@ from .scopes import GLOBAL
 
 # A rewriter also visits definitions (Var in Bind/For/Parallel/Launch/Func, Buffer in Alloc/Func), because they are fields.
 
+_FEW = 4  # names of which a mapping may have more than an expression
 _WITH_STATEMENTS = (Seq, For, If, While, Parallel, Launch)
 _WITH_BODY = (For, While, Parallel, Launch)
 
@@ -190,6 +191,8 @@ def substitute(n: Any, mapping: dict[Any, Any]) -> Any:
             return _moved(x, mapping) if got is None else got  # type: ignore[arg-type]
         return None
 
+    if len(mapping) > _FEW and isinstance(n, Expr) and not held(n) & kinds_of((Buffer,)):
+        mapping = {v: mapping[v] for v in free_vars(n) if v in mapping}
     names = 0
     for x in mapping:
         names |= name_bit(x)

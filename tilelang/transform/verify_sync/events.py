@@ -522,7 +522,7 @@ def _wait_loads(st: StreamState, c: Call, span: Any) -> None:
 @event
 def _cp_async_mbarrier_arrive(st: StreamState, c: Call, span: Any) -> None:
     """The threads' copies so far land before the phase is over: whoever waits for it sees them, and may fence them."""
-    if any(x.op == "cp_async_wait" for x in st.plan.of(Call)):
+    if st.plan.waits_for_copies:
         raise Undecided("copies of cp.async signal an mbarrier, and are waited for as well")
     copies = [x for group in (*st.copy_groups, st.open_copies) for x in group]
     st.copy_groups, st.open_copies = [], []

@@ -162,7 +162,7 @@ class _Touched:
     def near(self, lo: int, hi: int) -> Any:
         """The rows with granules between lo and hi."""
         n = len(self.patterns)
-        return np.flatnonzero((self.lo[:n] < hi) & (self.hi[:n] > lo))
+        return ((self.lo[:n] < hi) & (self.hi[:n] > lo)).nonzero()[0]
 
 
 class Memory:
@@ -220,12 +220,13 @@ class Memory:
         t.records[mode, component] = time, span
 
     def group_reads(self, lo: int, hi: int, active: list[tuple[Warp, int]], component: int, time: int, span: Any) -> None:
-        """Check and record an MMA of some warps that reads bytes lo .. hi-1."""
+        """Check and record an MMA of some warps that reads bytes lo .. hi-1: of all that they have seen, the earliest times."""
         t = self.tiles.get((lo, hi))
         key = (lo, hi, component)
         if t is None or self.checked.get(key) != (t.touched, t.written):
-            for w, lanes in active:
-                self.tile("r", lo, hi, w.known(lanes), (component, time), span, (w, lanes))
+            rows = [w.known(lanes) for w, lanes in active]
+            seen, fenced = (np.minimum.reduce([row[k] for row in rows]) for k in (0, 1))
+            self.tile("r", lo, hi, (seen, fenced), (component, time), span, component)
             t = self.tiles[lo, hi]
             self.checked[key] = t.touched, t.written
             return
@@ -248,10 +249,11 @@ class Memory:
         for m, got in self.touched.items():
             if m == mode == "r":
                 continue
+            near = None
             for what, known in (("order", seen), ("unread" if m == "r" else "proxy", fenced)):
                 if (known >= got.latest).all():
                     continue
-                near = got.near(a, b)
+                near = got.near(a, b) if near is None else near
                 late = known[got.component[near]] < got.time[near]
                 for k in np.flatnonzero(late.any(1)):
                     p = got.patterns[near[k]][0]

@@ -137,6 +137,11 @@ class Plan:
         return any(c.op in VOTES for c in walk(cond, Call)) or any(v in self.voted for v in walk(cond, Var))
 
     @cached_property
+    def waits_for_copies(self) -> bool:
+        """Whether threads wait for their own cp.async."""
+        return any(x.op == "cp_async_wait" for x in self.of(Call))
+
+    @cached_property
     def votes(self) -> bool:
         """Whether votes of the block decide about synchronisation."""
         return any(self.facts(x)[2] and self.asks_vote(x.cond) for x in self.of(If))
