@@ -390,3 +390,32 @@ def test_rows_that_threads_write_in_different_iterations_of_an_epilogue(step, me
                     if isinstance(x, AddressOf) and x.buffer.scope_name.startswith("shared") else None)
     text, faults = check_launch(rewrite(launch, lambda x: moved if x is loop else None))
     assert [message in x.message for x in faults] == [True] if message else text.startswith("ordered"), text
+
+
+def test_fences_stand_only_behind_stores_to_what_the_async_proxy_accesses():
+    """Group 0 tells group 1 of both: `told` is a number for its threads, `left` an operand of wgmma."""
+    @T.prim_func
+    def f(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            left, right = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            told = T.alloc_shared((64,), "float32")
+            number, operands = T.alloc_barrier([128]), T.alloc_barrier([128])
+            with T.ws(0):
+                for i in T.Parallel(64):
+                    told[i] = 2.0
+                T.mbarrier_arrive(number[0])
+                T.copy(A, left)
+                T.copy(B, right)
+                T.mbarrier_arrive(operands[0])
+            with T.ws(1):
+                acc = T.alloc_fragment((64, 64), "float32")
+                T.mbarrier_wait_parity(number[0], 0)
+                T.mbarrier_wait_parity(operands[0], 0)
+                T.wgmma_gemm(left, right, acc, clear_accum=True)
+                T.wait_wgmma(0)
+                for i, j in T.Parallel(64, 64):
+                    C[i, j] = acc[i, j] * told[i]
+
+    text = print_kernel(lower(f.func, SM90A, {}).kernels[0])
+    fences = text.split('extern "C"')[1].split("tl::fence_proxy_async();")
+    assert len(fences) == 2 and "mbarrier_arrive(&number[0])" in fences[0] and "mbarrier_arrive(&operands[0])" in fences[1]

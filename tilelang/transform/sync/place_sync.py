@@ -46,6 +46,11 @@ def place_sync(launch: Launch, cx: PassContext) -> Launch:
     return fence_arrivals(done) if launch.plan.by_hand else done
 
 
+def _fenced(launch: Launch, body: Stmt) -> Stmt:
+    """The body of a launch with fences at its barriers; fence_arrivals places those of launches with barriers of the user."""
+    return body if launch.plan.by_hand else fence_barriers(body)
+
+
 def synchronized(launch: Launch, outer: WarpRoleSync | None = None) -> Launch:
     """The launch with its barriers.  outer: where it stands for a warp role, what places the barriers around it."""
     if launch.num_threads == 1:
@@ -66,11 +71,11 @@ def synchronized(launch: Launch, outer: WarpRoleSync | None = None) -> Launch:
             places = _spared(tree, ignored)
             _Flow(Tables(launch, tree.binds, divergence), coarse=True).run(tree.root)
         if not tree.root.before and not tree.root.has_barrier:
-            return with_fields(launch, body=fence_barriers(launch.body))
+            return with_fields(launch, body=_fenced(launch, launch.body))
         if outer is not None and outer.has_groups(launch):
             _Flow(GroupTables(Tables(launch, tree.binds, divergence))).narrow(tree.root)
         try:
-            return with_fields(launch, body=fence_barriers(_Writer(divergence).body(tree.root)))
+            return with_fields(launch, body=_fenced(launch, _Writer(divergence).body(tree.root)))
         except Unplaceable as e:
             # Under divergent control flow, the program itself is responsible for the order of its accesses to global memory and
             # for communication by atomics.

@@ -10,10 +10,11 @@ otherwise, and its loads, which may still be under way when the async proxy writ
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from tilelang.ir import (AddressOf, Bind, Call, Evaluate, For, If, Launch, Seq, Stmt, Var, While, call, inner, replace,
-                         rewrite_stmts, seq, walk, SHARED)
+from tilelang.ir import (AddressOf, Bind, Break, Call, Continue, Evaluate, For, If, Launch, Seq, Stmt, Var, While, call,
+                         contains, inner, replace, rewrite_stmts, seq, walk, SHARED)
 
 from ..analysis.effects import effects, own_effects
 
@@ -98,17 +99,18 @@ def fence_waits(body: Stmt) -> Stmt:
 def fence_arrivals(launch: Launch) -> Launch:
     """The launch with a fence in front of each arrival and barrier that follows generic-proxy accesses.
 
-    These are stores to shared memory, and loads of what TMA fills, because an arrival at an mbarrier does not wait for loads
-    under way.  Copies of cp.async that arrive at an mbarrier land after such a fence: there the threads that wait have the
-    fence, behind their wait, and the copies' arrival has none of its own.
+    These are stores to what wgmma and TMA access, and loads of what TMA fills, because an arrival at an mbarrier does not wait
+    for loads under way.  Copies of cp.async that arrive at an mbarrier land after such a fence: there the threads that wait
+    have the fence, behind their wait, and the copies' arrival has none of its own.
     """
     launch = _without_copies(launch)
     calls = list(walk(launch.body, Call))
-    writers = [x.args[0] for x in calls if x.op in ASYNC_WRITERS]
-    if not writers and not any(x.op in ASYNC_READERS for x in calls):
+    writers = _accessed(x.args[:1] for x in calls if x.op in ASYNC_WRITERS)
+    readers = _accessed(x.args for x in calls if x.op in ASYNC_READERS)
+    if writers == readers == set():
         return launch
-    named = {a.buffer.data for a in writers if isinstance(a, AddressOf)}
-    body = _Arrivals(named if all(isinstance(a, AddressOf) for a in writers) else None).stmt(launch.body, 0)[0]
+    used = None if writers is None or readers is None else writers | readers
+    body = _Arrivals(writers, used, any(x.op == "cp_async_wait" for x in calls)).stmt(launch.body, 0)[0]
     landing = {c.args[0].buffer.data for c in calls if c.op == "cp_async_mbarrier_arrive" and isinstance(c.args[0], AddressOf)}
 
     def awaited(s: Stmt) -> Stmt | None:
@@ -138,11 +140,18 @@ def _without_copies(launch: Launch) -> Launch:
 _ACCESSED, _COPIED = 1, 2  # by threads themselves; by their cp.async
 
 
-class _Arrivals:
-    """filled: storage that TMA fills; None: any shared memory."""
+def _accessed(args: Iterable[Iterable[Any]]) -> set[Var] | None:
+    """The shared memory whose addresses instructions take; None: any."""
+    found = [[a.buffer.data for a in each if isinstance(a, AddressOf) and a.buffer.scope_name in SHARED] for each in args]
+    return {v for each in found for v in each} if all(found) else None
 
-    def __init__(self, filled: set[Var] | None) -> None:
-        self.filled = filled
+
+class _Arrivals:
+    """filled: storage that TMA fills.  used: that the async proxy accesses.  None: any shared memory.  awaited: whether threads
+    wait for their own cp.async."""
+
+    def __init__(self, filled: set[Var] | None, used: set[Var] | None, awaited: bool) -> None:
+        self.filled, self.used, self.awaited = filled, used, awaited
 
     def stmt(self, s: Any, dirty: int) -> tuple[Any, int]:
         """(s with its fences, which accesses without a fence may precede the end of s).  dirty: the same before s."""
@@ -161,9 +170,12 @@ class _Arrivals:
                     out.append(x)
                 return seq(*out, span=s.span), dirty
             case For() | While():
-                dirty |= own
-                body, after = self.stmt(s.body, dirty | self.among(effects(s.body)))
-                return replace(s, body=body), dirty | after
+                dirty |= own | (self.among(effects(s.body)) if contains(s.body, Break, Continue) else 0)
+                body, after = self.stmt(s.body, dirty)
+                while after & ~dirty:  # what the end of an iteration leaves precedes the next one
+                    dirty |= after
+                    body, after = self.stmt(s.body, dirty)
+                return replace(s, body=body), dirty
             case If():
                 # A block barrier orders what precedes the warp roles.
                 outside = 0 if isinstance(s.cond, Call) and s.cond.op == "in_warp_groups" else dirty | own
@@ -176,9 +188,10 @@ class _Arrivals:
 
     def among(self, found: Any) -> int:
         """Which generic-proxy accesses that the async proxy must not overtake are among these effects."""
-        used = [e for e in found if _is_ordinary(e) and (e.writes or self.filled is None or e.storage in self.filled)]
+        used = [e for e in found if _is_ordinary(e) and any(
+            v is None or e.storage in v for v in ((self.used, self.filled) if e.writes else (self.filled,)))]
         copied = [isinstance(e.node, Call) and e.node.op == "cp_async" for e in used]
-        return _COPIED * any(copied) | _ACCESSED * (not all(copied))
+        return _COPIED * (self.awaited and any(copied)) | _ACCESSED * (not all(copied))
 
 
 def _with_fence(s: Stmt) -> Stmt:
