@@ -42,6 +42,7 @@ def scaled(m=128, n=256, k=512, bm=128, bn=256, bk=128, stages=3, threads=256, d
             As, Bs = T.alloc_shared((bm, bk), dtype), T.alloc_shared((bn, bk) if transposed else (bk, bn), dtype)
             part, total = T.alloc_fragment((bm, bn), "float32"), T.alloc_fragment((bm, bn), "float32")
             row, seen = T.alloc_fragment((bm,), "float32"), T.alloc_fragment((bm,), "float32")
+            weighed = T.alloc_fragment((bm, bn), "float32") if form == "replaced" else part
             if form == "annotated":
                 T.annotate_layout({total: wgmma_fragments_of(bm, bn)})
             T.clear(total)
@@ -72,6 +73,10 @@ def scaled(m=128, n=256, k=512, bm=128, bn=256, bk=128, stages=3, threads=256, d
                 elif form == "plain":
                     for i, j in T.Parallel(bm, bn):
                         total[i, j] += part[i, j]
+                elif form == "replaced":  # weighed takes the registers of part
+                    for i, j in T.Parallel(bm, bn):
+                        weighed[i, j] = T.max(part[i, j], 0.0) * row[i]
+                    T.reduce_sum(weighed, seen, dim=1, clear=False)
                 elif form == "factors":
                     for i, j in T.Parallel(bm, bn):
                         total[i, j] += part[i, j] * (row[i] * other)
@@ -84,7 +89,7 @@ def scaled(m=128, n=256, k=512, bm=128, bn=256, bk=128, stages=3, threads=256, d
                     for i, j in T.Parallel(bm, bn):
                         seen[i] += part[i, j]
             T.copy(total, C[by * bm, bx * bn])
-            if form in ("reduced", "row by row"):
+            if form in ("reduced", "row by row", "replaced"):
                 for i in T.Parallel(bm):
                     D[by * bm + i] = seen[i]
             if form == "kept":

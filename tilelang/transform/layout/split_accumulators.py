@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (Alloc, Buffer, For, Launch, Load, Parallel, Region, Stmt, Store, Var, const, contains, fresh, is_const,
+from tilelang.ir import (Alloc, Buffer, Launch, Load, Parallel, Region, Stmt, Store, Var, const, contains, fresh, is_const,
                          replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk, with_options, FRAGMENT)
 from tilelang.ir.record import record
 from tilelang.layout import Fragment
@@ -25,7 +25,7 @@ from tilelang.ops.gemm.wgmma import GROUP, choose_wgmma, wgmma_fragments
 from tilelang.target.machine import MOST_REGISTERS, REGISTERS, REGISTERS_PER_SM, consumer_registers
 from tilelang.target.wgmma import WGMMA_ROWS
 
-from ..analysis.effects import effects
+from ..analysis.effects import effects, fills_whole
 from ..legalize.hopper_features import hopper
 from ..analysis.liveness import has_views
 from .loop_layouts import over_loops, projected, serial_dims, touch
@@ -68,7 +68,7 @@ def split_accumulators(launch: Launch, cx: PassContext) -> Launch | None:
     read = {op.a.buffer.data, op.b.buffer.data}
     if last - first != len(users) - 1 or any(e.writes and e.storage in read for s in body[at + 1:last + 1] for e in effects(s)):
         return None
-    chunks = _chunks(launch, loop, op, cx)
+    chunks = _chunks(launch, body, op, users[-1].loop, cx)
     if chunks is None:
         return None
     width = op.n // chunks
@@ -154,19 +154,28 @@ def _own_columns(u: _User, users: list[_User]) -> bool:
     return True
 
 
-def _chunks(launch: Launch, loop: For, op: Any, cx: PassContext) -> int | None:
+def _chunks(launch: Launch, body: list[Stmt], op: Any, last: Parallel, cx: PassContext) -> int | None:
     """The number of chunks with which the accumulator fits beside the other fragments; None if it fits whole, or never."""
     groups = launch.num_threads // GROUP
     if not groups or launch.num_threads % GROUP:
         return None
     most = consumer_registers(groups) if hopper(cx).warp_roles else REGISTERS_PER_SM // launch.num_threads
     most = min(most, MOST_REGISTERS) - REGISTERS.split_accumulator
-    held = {e.storage: e.buffer for e in effects(loop.body) if e.buffer.scope_name == FRAGMENT}
-    others = sum(b.bits // 32 for b in held.values() if b is not op.c.buffer)
+    held = {e.storage: e.buffer for s in body for e in effects(s) if e.buffer.scope_name == FRAGMENT}
+    others = sum(b.bits // 32 for v, b in held.items() if v is not op.c.buffer.data and v is not _successor(body, last))
     sums = op.c.buffer.size * op.c.dtype.bits // 32
     fits = [n for n in range(1, op.n // LEAST_COLUMNS + 1) if op.n % n == 0 and op.n // n % 8 == 0
             and others + sums // n <= most * launch.num_threads]
     return fits[0] if fits and fits[0] > 1 else None
+
+
+def _successor(body: list[Stmt], last: Parallel) -> Var | None:
+    """The fragment whose elements take the registers of the accumulator's, which the loop `last` reads for the last time."""
+    if not fills_whole(last):
+        return None
+    made = last.body.buffer.data  # type: ignore[attr-defined]
+    earlier = [e for s in body[:body.index(last)] for e in effects(s)]
+    return None if any(e.storage is made for e in (*earlier, *(e for e in effects(last) if e.reads))) else made
 
 
 def _columns(op: Any, accumulator: Buffer, first: int, width: int) -> Any:
