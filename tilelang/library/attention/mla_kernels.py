@@ -105,11 +105,16 @@ def mask(f, S, key, length, h, places, g):
 
 
 @T.macro
-def weigh(S, P, state, c):
-    """Raise `top` to the maximum of the scores; P = exp2(c (S - top)). factor: what earlier sums are multiplied by."""
+def weigh(S, P, state, c, most=None):
+    """Raise `top` to the maximum of the scores; P = exp2(c (S - top)). factor: what earlier sums are multiplied by. most: the
+    maximum of the scores, where it is known."""
     top, before, factor, total, more = state
     T.copy(top, before)
-    T.reduce_max(S, top, dim=1, clear=False)
+    if most is None:
+        T.reduce_max(S, top, dim=1, clear=False)
+    else:
+        for i in T.Parallel(*top.shape):
+            top[i] = T.max(top[i], most[i])
     for i in T.Parallel(*top.shape):
         factor[i] = T.exp2((before[i] - top[i]) * c)
     for i, j in T.Parallel(*S.shape):
@@ -128,7 +133,7 @@ def rescale(acc, factor):
 
 
 @T.macro
-def add_other(g, tiles, V, acc, state, c):
+def add_other(f, g, tiles, V, acc, state, c):
     """Take over the maximum of the other group's tile g, and issue acc += P V with its weights."""
     top, before, factor, total, _ = state
     T.copy(top, before)
@@ -137,6 +142,8 @@ def add_other(g, tiles, V, acc, state, c):
         factor[i] = T.exp2((before[i] - top[i]) * c)
         total[i] *= factor[i]
     rescale(acc, factor)
+    if f.sparse:
+        T.fence_proxy_async()  # behind the copies to V, which the other group waited for
     T.wgmma_gemm(tiles.rope[g, :, :], V[g, :, :], acc)
 
 
@@ -217,9 +224,18 @@ def store(acc, total, means, logs, s, h, column):
 
 
 @T.macro
+def released(g, tiles, leaving):
+    """Free half of stage 1 once the results in it, if there are some, have been read; 0: none are left."""
+    if leaving > 0:
+        T.tma_store_wait(0)
+        T.mbarrier_arrive(tiles.free[3 + g])
+    return 0
+
+
+@T.macro
 def consume(f, g, tiles, work, Q, scales, results):
     """Warp group g: the scores of its tiles, and its half of the columns of the result."""
-    (Lengths, Begins, most, p, h), (scale, unit) = work, scales
+    (Lengths, Begins, width, p, h), (scale, unit) = work, scales
     with T.ws(g):
         T.inc_max_nreg(REGS[0] if f.narrow or f.sparse else 240)
         c = T.alloc_var("float32", init=0.0) if f.narrow else scale
@@ -227,10 +243,12 @@ def consume(f, g, tiles, work, Q, scales, results):
         acc = T.alloc_fragment((ROWS, f.dim_v // 2), "float32")
         state = [T.alloc_fragment((ROWS,), "float32") for _ in (0, 1, 2, 3, 4)]  # top, before, factor, total, more
         top, _, factor, total, _ = state
+        most = T.alloc_fragment((ROWS,), "float32")
         V = (tiles.left, tiles.right)[g]
         n, m = T.alloc_var("int32", init=0), T.alloc_var("int32", init=0)  # pairs of tiles and sequences so far
+        leaving = T.alloc_var("int32", init=0)  # whether TMA may still read results
         for s in T.serial(Begins[p, 0], Begins[p + 1, 0] + T.cast(Begins[p + 1, 1] > 0, "int32")):
-            length, pairs, first, last = span(Begins, Lengths, most, p, s)
+            length, pairs, first, last = span(Begins, Lengths, width, p, s)
             if f.narrow:
                 c = scale * take_queries(f, g, tiles, Q, s, h)
             T.clear(acc)
@@ -239,16 +257,22 @@ def consume(f, g, tiles, work, Q, scales, results):
             if not f.narrow:
                 T.mbarrier_wait_parity(tiles.q_full[0], m % 2)
             for i in T.serial(first, last):
+                if g == 1:
+                    leaving = released(g, tiles, leaving)
                 score(f, g, tiles, S, n % 2)
+                if g == 0:
+                    leaving = released(g, tiles, leaving)
                 T.wait_wgmma(0)
                 if not f.narrow:
                     if i == last - 1:
                         T.mbarrier_arrive(tiles.q_free[0])
                 mask(f, S, (2 * i + g) * KEYS, length, h, tiles.places, g)
+                if not f.sparse:  # before the wait; where copies are slower than that, it costs more than it saves
+                    T.reduce_max(S, most, dim=1)
                 if g == 1:  # multiplied during the softmax
                     T.mbarrier_wait_parity(tiles.ready[0], n % 2)
-                    add_other(0, tiles, V, acc, state, c)
-                weigh(S, P, state, c)
+                    add_other(f, 0, tiles, V, acc, state, c)
+                weigh(S, P, state, c, None if f.sparse else most)
                 if g == 1:
                     T.wait_wgmma(0)
                     T.mbarrier_arrive(tiles.free[1])
@@ -263,7 +287,7 @@ def consume(f, g, tiles, work, Q, scales, results):
                 if g == 0:
                     T.mbarrier_arrive(tiles.free[0])
                     T.mbarrier_wait_parity(tiles.ready[1], n % 2)
-                    add_other(1, tiles, V, acc, state, c)
+                    add_other(f, 1, tiles, V, acc, state, c)
                     T.wait_wgmma(0)
                     T.mbarrier_arrive(tiles.free[5])
                 if i < last - 1:
@@ -282,7 +306,8 @@ def consume(f, g, tiles, work, Q, scales, results):
                     for i, j in T.Parallel(ROWS, f.dim_v // 2):
                         results[0][s, h + i, g * f.dim_v // 2 + j] = T.cast(V[1, i, j], "float32") * unit
                 else:
-                    T.copy(V[1, :, :], results[0][s, h:h + ROWS, g * f.dim_v // 2:(g + 1) * f.dim_v // 2])
+                    T.tma_copy(V[1, :, :], results[0][s, h:h + ROWS, g * f.dim_v // 2:(g + 1) * f.dim_v // 2])
+                    leaving = 1
                 if g == 0:
                     for r in T.Parallel(ROWS):
                         results[1][s, h + r] = total[r]
@@ -292,7 +317,8 @@ def consume(f, g, tiles, work, Q, scales, results):
                         acc[i, j] *= unit
                 store(acc, total, *results[2:], s + p, h, g * f.dim_v // 2)
             if last > first:
-                T.mbarrier_arrive(tiles.free[3 + g])
+                if leaving == 0:
+                    T.mbarrier_arrive(tiles.free[3 + g])
             elif not f.narrow:
                 T.mbarrier_arrive(tiles.q_free[0])
 
@@ -355,16 +381,17 @@ def convert_pair(f: MlaForm, tiles: Tiles, held: Any, regions: Any, phase: Any) 
 
 
 @T.macro
-def gather_piece(KV, begin, tile, g, tiles, piece, phase, rows):
-    """Copy the columns from `begin` on of a thread's rows to a piece of stage g; zeros for -1."""
+def gather_piece(KV, begin, tile, g, tiles, piece, phase, rows, at):
+    """Copy the columns from `begin` on of a thread's rows to a piece of stage g; zeros for -1. at: the first element of each
+    row that the thread copies. Elements are counted in one dimension, so that addresses are at[r] and a constant."""
     t = T.get_thread_binding() - 256
+    elements = T.reshape(KV, (KV.shape[0] * KV.shape[1] * KV.shape[2],))
     if piece > 0:
         T.mbarrier_wait_parity(tiles.free[3 * g + piece], phase)
     for c in T.unroll(tile.shape[2] // 64):
         for r in T.unroll(ROWS_EACH):
-            i, j = t // 8 + KEYS // ROWS_EACH * r, c * 64 + t % 8 * 8
-            T.ptx_cp_async(T.access_ptr(tile[g, i, j], "w", 8), T.access_ptr(KV[0, T.max(rows[r], 0), begin + j], "r", 8), 8,
-                           rows[r] >= 0)
+            T.ptx_cp_async(T.access_ptr(tile[g, t // 8 + KEYS // ROWS_EACH * r, c * 64 + t % 8 * 8], "w", 8),
+                           T.access_ptr(elements[at[r] + (begin + c * 64)], "r", 8), 8, rows[r] >= 0)
     T.cp_async_barrier_noinc(tiles.full[3 * g + piece])
 
 
@@ -381,20 +408,21 @@ def named(Table, s, key, count, rows):
 def gather(g, tiles, cache, s, key, count, phase, held):
     """Copy the rows that entries `key` on of Table[s] name to stage g, with zeros for -1 and behind the first `count`.
 
-    held: (rows, ahead). ahead: the rows of this tile; afterwards, of the next."""
-    (KV, Table), (rows, ahead) = cache, held
+    held: (rows, ahead, at). ahead: the rows of this tile; afterwards, of the next. at: their first elements."""
+    (KV, Table), (rows, ahead, at) = cache, held
     t = T.get_thread_binding() - 256
     for r in T.unroll(ROWS_EACH):
         rows[r] = ahead[r]
+        at[r] = T.cast(T.max(ahead[r], 0), "int64") * KV.shape[2] + t % 8 * 8
     named(Table, s, key + KEYS, count, ahead)
     T.mbarrier_wait_parity(tiles.free[3 * g], phase)
     if t % 8 == 0:
         for r in T.unroll(ROWS_EACH):
             tiles.places[g, t // 8 + KEYS // ROWS_EACH * r] = rows[r]
     T.mbarrier_arrive(tiles.full[3 * g])  # the places; the copies arrive too
-    gather_piece(KV, 0, tiles.left, g, tiles, 0, phase, rows)
-    gather_piece(KV, tiles.left.shape[2], tiles.right, g, tiles, 1, phase, rows)
-    gather_piece(KV, 2 * tiles.left.shape[2], tiles.rope, g, tiles, 2, phase, rows)
+    gather_piece(KV, 0, tiles.left, g, tiles, 0, phase, rows, at)
+    gather_piece(KV, tiles.left.shape[2], tiles.right, g, tiles, 1, phase, rows, at)
+    gather_piece(KV, 2 * tiles.left.shape[2], tiles.rope, g, tiles, 2, phase, rows, at)
 
 
 @T.macro
@@ -404,7 +432,7 @@ def produce(f, tiles, work, Q, cache):
     with T.ws(2):
         T.dec_max_nreg(REGS[1] if f.narrow or f.sparse else 24)
         held = [T.alloc_fragment((KEYS, KEYS), f.kv_dtype) for _ in chunks(f, 1)] if f.narrow else ()
-        rows = [T.alloc_local((ROWS_EACH,), "int32") for _ in (0, 1)] if f.sparse else ()
+        rows = [T.alloc_local((ROWS_EACH,), dtype) for dtype in ("int32", "int32", "int64")] if f.sparse else ()
         n, m = T.alloc_var("int32", init=0), T.alloc_var("int32", init=0)
         for s in T.serial(Begins[p, 0], Begins[p + 1, 0] + T.cast(Begins[p + 1, 1] > 0, "int32")):
             length, _, first, last = span(Begins, Lengths, most, p, s)
