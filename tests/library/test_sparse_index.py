@@ -15,7 +15,8 @@ EACH = ["cpu", "sm_80", "sm_90a", pytest.param("gfx942", marks=pytest.mark.slow)
 
 @pytest.mark.parametrize("where", EACH)
 @pytest.mark.parametrize("dtype, heads, dim, pieces", [("float8_e4m3fn", 64, 128, 1), ("bfloat16", 8, 32, 2),
-                                                       ("bfloat16", 24, 32, 1), ("float8_e4m3fn", 5, 32, 3)])
+                                                       ("bfloat16", 24, 32, 1), ("float8_e4m3fn", 5, 32, 3),
+                                                       ("bfloat16", 33, 32, 1)])
 def test_scores_are_those_of_float64(dtype, heads, dim, pieces, where, monkeypatch):
     monkeypatch.setattr(sparse_index, "_pieces", lambda *_: pieces)
     rng = np.random.default_rng(0)

@@ -1,7 +1,8 @@
 """`index_scores`: how much a query of sparse attention asks for a key (DeepSeek's lightning indexer).
 
-Tiles of keys are multiplied by the heads of a few queries, which stay in shared memory: keys are the rows of the accumulator,
-so the sum over heads stays within four threads.
+Tiles of keys are multiplied by the heads of a few queries, which stay in shared memory: keys are the rows of the accumulator.
+A thread holds two of each eight columns. Queries take turns in these eight, so that one thread, or two or four, hold the heads
+of a query: sums need few exchanges, and no thread stores what another one does.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import Any
 import tilelang.language as T
 from tilelang.errors import error
 
-from ..arrays import contiguous, empty, filled, padded, type_name
+from ..arrays import contiguous, empty, filled, type_name
 from .inputs import check_like, fast_kernel, running_on
 
-TILE = 192  # keys of a tile of three warp groups
+COLUMNS, TILE = 128, 192  # heads of all queries of a block, and keys of a tile of three warp groups
+MOST = 16  # queries of a block
 _TYPES = "float8_e4m3fn", "float16", "bfloat16"
 
 
@@ -24,9 +26,8 @@ def index_scores(q: Any, k: Any, weights: Any, q_scale: Any = None, k_scale: Any
     """k_scale[j] * sum over heads h of weights[i, h] * q_scale[i, h] * relu(q[i, h] . k[j]): (queries, keys), float32.
 
     q: (queries, heads, dim); k: (keys, dim): both float8_e4m3fn, float16 or bfloat16; dim a multiple of 32 up to 256, up to 128
-    heads (a number that is no multiple of 8, nor 1, 2 or 4, is padded with zeros). weights, q_scale: (queries, heads),
-    float32; k_scale: (keys,), float32; scales are positive, None is 1. ends: (queries,) int32: scores of keys from ends[i] on
-    are -inf, and most of them take no time; None: all keys.
+    heads. weights, q_scale: (queries, heads), float32; k_scale: (keys,), float32; scales are positive, None is 1. ends:
+    (queries,) int32: scores of keys from ends[i] on are -inf, and most of them take no time; None: all keys.
     Raises attention-argument, attention-shape, attention-gradient.
 
     >>> rng = np.random.default_rng(0)
@@ -50,12 +51,11 @@ def index_scores(q: Any, k: Any, weights: Any, q_scale: Any = None, k_scale: Any
         "k_scale": (k_scale, (keys,), "float32"), "ends": (ends, (queries,), "int32")}, hint="convert the arguments")
     out = empty(q, (queries, keys), "float32")
     if queries and keys:
-        at, more = running_on(q, target), -heads % (8 if heads > 4 else 4 if heads == 3 else 1)
+        at = running_on(q, target)
         weights = weights if q_scale is None else weights * q_scale
-        if more:
-            q, weights, heads = padded(q, 0, more), padded(weights, more), heads + more
         wide, sms = at.target.has_wgmma, max(1, at.sms or at.target.limits.sm_count)
-        pieces = _pieces(-(-queries // max(1, 128 // heads)), -(-keys // (TILE if wide else 64)), sms)
+        columns, tile = tile_of(heads, wide)
+        pieces = _pieces(-(-queries // arrangement(heads, columns)[0]), -(-keys // tile), sms)
         tensors = map(contiguous, (q.reshape(queries * heads, dim), k, weights.reshape(queries * heads), k_scale, ends))
         kernel = fast_kernel(at, index_kernel, heads, dim, type_name(q), wide, pieces > 1)
         kernel(*tensors, *[pieces] * (pieces > 1), out)
@@ -67,19 +67,41 @@ def _pieces(blocks: int, tiles: int, sms: int) -> int:
     return min(range(1, max(2, min(sms, tiles + 1))), key=lambda n: -(-blocks * n // sms) * (-(-tiles // n) + 2))
 
 
-def index_kernel(heads: int, dim: int, dtype: str, wide: bool, divided: bool = False, stages: int = 4, tile: int = TILE) -> Any:
+def arrangement(heads: int, columns: int = COLUMNS) -> tuple[int, int, int]:
+    """(queries of a block, those that take turns in eight columns, heads of a query with padding): as many as fit, up to MOST:
+    each has a sum and a store in every thread that holds it."""
+    held = {n: -(-heads * n // 8) * 8 // n for n in (1, 2, 4, 8)}
+    beside = max((n for n in held if n * held[n] <= columns), default=1)
+    return min(max(1, columns // (beside * held[beside])) * beside, MOST), beside, held[beside]
+
+
+def tile_of(heads: int, wide: bool) -> tuple[int, int]:
+    """(columns, keys) of a tile at most. Two groups have twice the columns of three, where a quarter of those would be empty
+    and several threads would share a query."""
+    per, beside, held = arrangement(heads)
+    few = per * held <= COLUMNS * 3 // 4 and beside < 4
+    return (2 * COLUMNS, 2 * TILE // 3) if wide and few else (COLUMNS, TILE if wide else 64)
+
+
+def index_kernel(heads: int, dim: int, dtype: str, wide: bool, divided: bool = False, stages: int = 4) -> Any:
     """The kernel (Q, K, W, Unit, Ends, Out), or where `divided` (Q, K, W, Unit, Ends, pieces, Out). W: weights with the scales
-    of the queries. pieces: blocks that divide the keys of the same queries. wide: tiles for wgmma, of three groups.
+    of the queries. pieces: blocks that divide the keys of the same queries. wide: tiles for wgmma, of two or three groups.
 
     Weighted scores have a fragment of their own: in registers of the GEMM they would be no multiply-adds of the sums.
     Scales of keys are loaded into registers one tile ahead.
     """
-    per, tile, threads = max(1, 128 // heads), tile if wide else 64, 2 * tile if wide else 128
-    columns = per * heads
+    most, tile = tile_of(heads, wide)
+    per, beside, held = arrangement(heads, most)
+    columns, share, threads = per * held, 8 // beside, 2 * tile
     queries, keys = T.dynamic("queries, keys")
 
     def furthest(Ends: Any, first: Any) -> Any:
         return reduce(T.max, (Ends[T.min(first + i, queries - 1)] for i in range(per)))
+
+    def place(n: Any) -> tuple[Any, Any]:
+        """The query and the head of a column."""
+        group, at = n // 8, n % 8
+        return group // (held // share) * beside + at // share, group % (held // share) * share + at % share
 
     q, k, out = T.Tensor((queries * heads, dim), dtype), T.Tensor((keys, dim), dtype), T.Tensor((queries, keys), "float32")
     w, units, limits = T.Tensor((queries * heads,), "float32"), T.Tensor((keys,), "float32"), T.Tensor((queries,), "int32")
@@ -88,12 +110,24 @@ def index_kernel(heads: int, dim: int, dtype: str, wide: bool, divided: bool = F
     def block(Q, K, W, Unit, Ends, Out, b, piece):
         Qs, Ks = T.alloc_shared((columns, dim), dtype), T.alloc_shared((tile, dim), dtype)
         S, weighted = T.alloc_fragment((tile, columns), "float32"), T.alloc_fragment((tile, columns), "float32")
-        weight, total = T.alloc_fragment((columns,), "float32"), T.alloc_fragment((tile, per), "float32")
+        weight = T.alloc_fragment((columns,), "float32")
+        some = T.alloc_fragment((tile, per // beside, beside, share), "float32")
+        total = T.alloc_fragment((tile, per // beside, beside), "float32")
         unit, ahead = T.alloc_fragment((tile,), "float32"), T.alloc_fragment((tile,), "float32")
-        end = T.alloc_fragment((per,), "int32")
-        T.copy(Q[b * columns:(b + 1) * columns, :], Qs)
-        T.copy(W[b * columns:(b + 1) * columns], weight)
-        T.copy(Ends[b * per:(b + 1) * per], end)
+        end = T.alloc_fragment((per // beside, beside), "int32")
+        if beside == 1 and held == heads:  # rows in order: by TMA, under the tiles before
+            T.copy(Q[b * columns:(b + 1) * columns, :], Qs)
+        else:
+            for n, d in T.Parallel(columns, dim):
+                i, h = place(n)
+                row = T.min(b * per + i, queries - 1) * heads + T.min(h, heads - 1)
+                Qs[n, d] = T.if_then_else(h < heads, Q[row, d], 0)
+        for n in T.Parallel(columns):
+            i, h = place(n)
+            row = T.min(b * per + i, queries - 1) * heads + T.min(h, heads - 1)
+            weight[n] = T.if_then_else(h < heads, W[row], 0.0)
+        for m, i in T.Parallel(per // beside, beside):
+            end[m, i] = Ends[T.min(b * per + m * beside + i, queries - 1)]
         used = T.ceildiv(T.max(T.min(furthest(Ends, b * per), keys), 0), tile)
         first, last = piece(0, used)
         for j in T.Parallel(tile):
@@ -106,11 +140,16 @@ def index_kernel(heads: int, dim: int, dtype: str, wide: bool, divided: bool = F
             T.gemm(Ks, Qs, S, transpose_B=True, clear_accum=True)
             for j, n in T.Parallel(tile, columns):
                 weighted[j, n] = T.max(S[j, n], 0.0) * weight[n]
-            T.reduce_sum(T.reshape(weighted, (tile, per, heads)), total, dim=2)
-            for i, j in T.Parallel(per, tile):
-                if T.And(t * tile + j < keys, b * per + i < queries):
-                    shown = t * tile + j < end[i]
-                    Out[b * per + i, t * tile + j] = T.if_then_else(shown, total[j, i] * unit[j], -T.infinity("float32"))
+            if share == 1:
+                T.reduce_sum(T.reshape(weighted, (tile, per // beside, held, beside)), total, dim=2)
+            else:
+                T.reduce_sum(T.reshape(weighted, (tile, per // beside, held // share, beside, share)), some, dim=2)
+                T.reduce_sum(some, total, dim=3)
+            for m, i, j in T.Parallel(per // beside, beside, tile):
+                n = b * per + m * beside + i
+                if T.And(t * tile + j < keys, n < queries):
+                    shown = t * tile + j < end[m, i]
+                    Out[n, t * tile + j] = T.if_then_else(shown, total[j, m, i] * unit[j], -T.infinity("float32"))
         first_hidden, last_hidden = piece(used, T.ceildiv(keys, tile))
         for t in T.serial(first_hidden, last_hidden):
             for i, j in T.Parallel(per, tile):
