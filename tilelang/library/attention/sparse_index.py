@@ -1,7 +1,7 @@
 """`index_scores`: how much a query of sparse attention asks for a key (DeepSeek's lightning indexer).
 
 Tiles of keys are multiplied by the heads of a few queries, which stay in shared memory: keys are the rows of the accumulator.
-A thread holds two of each eight columns. Queries take turns in these eight, so that one thread, or two or four, hold the heads
+A thread holds two of each eight columns. Queries alternate in these eight, so that one thread, or two or four, hold the heads
 of a query: sums need few exchanges, and no thread stores what another one does.
 """
 
@@ -68,7 +68,7 @@ def _pieces(blocks: int, tiles: int, sms: int) -> int:
 
 
 def arrangement(heads: int, columns: int = COLUMNS) -> tuple[int, int, int]:
-    """(queries of a block, those that take turns in eight columns, heads of a query with padding): as many as fit, up to MOST:
+    """(queries of a block, those that alternate in eight columns, heads of a query with padding): as many as fit, up to MOST:
     each has a sum and a store in every thread that holds it."""
     held = {n: -(-heads * n // 8) * 8 // n for n in (1, 2, 4, 8)}
     beside = max((n for n in held if n * held[n] <= columns), default=1)
