@@ -31,6 +31,11 @@ def explained(name: str, signature: inspect.Signature, given: dict[str, Any], fa
     given: the arguments by the names of parameters.  They are compared with the annotations (of `Any` those without a default),
     then the dimensions of tensors are named where the library itself could not read them.
     """
+    for n, x in given.items():
+        if getattr(x, "is_nested", False) or str(getattr(x, "layout", "torch.strided")) != "torch.strided":
+            found = "a nested tensor" if getattr(x, "is_nested", False) else f"a tensor of layout {x.layout}"
+            return error("library-argument", f"{n} of {name} is {found}", found=found, expected="a tensor with strides",
+                         hint="x.to_dense(); packed sequences are x.values() and cumulative lengths")
     for p in signature.parameters.values():
         types = [_TYPES.get(x.partition("[")[0]) for x in str(p.annotation).split(" | ")]
         if p.name not in given or None in types or p.annotation == "Any" and p.default is not p.empty:

@@ -13,8 +13,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from tilelang.errors import TileLangError, error, register
+
 from .arrays import compact, empty, is_numpy
 from .caches import Cache
+
+register("library-derivative", RuntimeError, "a derivative that a function of the library does not have",
+         "differentiate once, backward; for others write this part with functions of torch", expected="first derivatives, backward")
 
 SPACE = "tilelang_library"  # the namespace of the operators
 Results = Sequence[tuple[tuple[Any, ...], str]]
@@ -107,9 +112,10 @@ class Function:
         if direct(args):
             out = self.forward(*args)
         else:
-            if traced() or _has_other_kind(args):
-                define(self.name)
-                out = getattr(sys.modules["torch"].ops.tilelang_library, self.name)(*args)
+            if traced() or _has_other_kind(args) or args[0].is_meta:
+                out = _operator(self.name)(*args)
+            elif _transform() is not None:
+                out = _functional(self.name).apply(*args)
             else:
                 out = _recorded(self.name).apply(*args)
             if self.forward.count == 1:
@@ -122,16 +128,42 @@ def direct(args: tuple[Any, ...]) -> bool:
     if is_numpy(args[0]):
         return True
     torch = sys.modules.get("torch")
-    if torch is None:  # no tensors: the checks say so
+    if torch is None or not isinstance(args[0], torch.Tensor):  # no tensors: the checks say so
         return True
-    return not traced() and not (torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args))
+    if traced() or _transform() is not None or args[0].is_meta:
+        return False
+    if torch.autograd.forward_ad._current_level >= 0:
+        _check_no_tangent(args)
+    return not (torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args))
 
 
 def traced() -> bool:
     """Whether torch follows the operations of a call instead of executing them."""
     torch = sys.modules["torch"]
-    return bool(torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0 or
-                torch._C._functorch.peek_interpreter_stack() is not None)
+    return bool(torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0)
+
+
+def _transform() -> Any:
+    """The transform of torch.func that a call is within, or None."""
+    return sys.modules["torch"]._C._functorch.peek_interpreter_stack()
+
+
+def _check_no_tangent(args: tuple[Any, ...]) -> None:
+    """Raises library-derivative where a tensor has a tangent, which results would lose."""
+    torch = sys.modules["torch"]
+    if any(isinstance(x, torch.Tensor) and torch.autograd.forward_ad.unpack_dual(x).tangent is not None for x in args):
+        raise _without("forward mode")
+
+
+def _without(mode: str) -> TileLangError:
+    return error("library-derivative", f"functions of the library have no derivatives in {mode}", found=mode,
+                 expected="first derivatives in backward mode")
+
+
+def _operator(name: str) -> Any:
+    """The operator of a Function, or of its backward Step."""
+    define(name.removesuffix("_backward"))
+    return getattr(sys.modules["torch"].ops.tilelang_library, name)
 
 
 def _has_other_kind(args: tuple[Any, ...]) -> bool:
@@ -177,16 +209,86 @@ def _recorded(name: str) -> Any:
             return results if f.forward.count > 1 else results[0]
 
         @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
-            if torch.is_grad_enabled():  # create_graph=True
-                return once(ctx, *grads)
-            return _gradients(f, ctx, grads, f.backward)
+        def backward(ctx: Any, *grads: Any) -> Any:  # with grad mode for create_graph=True
+            return _gradients(f, ctx, grads, _once(name) if torch.is_grad_enabled() else f.backward)
 
-    @torch.autograd.function.once_differentiable  # type: ignore[misc, no-untyped-call]
-    def once(ctx: Any, *grads: Any) -> Any:
-        return _gradients(f, ctx, grads, f.backward)
+        @staticmethod
+        def jvp(*_: Any) -> Any:
+            raise _without("forward mode")
 
     return Recorded
+
+
+@cache
+def _functional(name: str) -> Any:
+    """The function as the transforms of torch.func take it: theirs of torch.autograd.Function, which bind arguments slowly."""
+    import torch  # 1 s
+
+    f = _FUNCTIONS[name]
+
+    class Functional(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*inputs: Any) -> Any:
+            return _below(name, f.forward, inputs)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            _keep(f, ctx, inputs, output if f.forward.count > 1 else (output,))
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return _gradients(f, ctx, grads, _once(name))
+
+        @staticmethod
+        def jvp(*_: Any) -> Any:
+            raise _without("forward mode")
+
+    return Functional
+
+
+def _below(name: str, step: Step, inputs: tuple[Any, ...]) -> Any:
+    """The results of a step below all transforms; of vmap torch gives slices to the operator."""
+    if _transform() is not None:
+        return _operator(name)(*inputs)
+    with sys.modules["torch"].no_grad():
+        made = step(*inputs)
+    return made if step.count > 1 else made[0]
+
+
+@cache
+def _once(name: str) -> Callable[..., tuple[Any, ...]]:
+    """The backward Step of a function, whose own derivative is an error: without a node of its own, torch.autograd.grad would
+    leave out what the gradient contributes to it."""
+    import torch  # 1 s
+
+    step = _FUNCTIONS[name].backward
+
+    class Once(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*inputs: Any) -> Any:
+            return _below(f"{name}_backward", step, inputs)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            raise _without("second order")
+
+        @staticmethod
+        def jvp(*_: Any) -> Any:
+            raise _without("forward mode")
+
+    def run(*args: Any) -> tuple[Any, ...]:
+        out = Once.apply(*args)
+        return out if step.count > 1 else (out,)
+
+    return run
 
 
 @cache
@@ -194,7 +296,7 @@ def _define(name: str) -> None:
     import torch  # 1 s
 
     f = _FUNCTIONS[name]
-    f.backward.define(f"{name}_backward")
+    of_gradients = f.backward.define(f"{name}_backward")
     op = f.forward.define(name)
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -207,7 +309,11 @@ def _define(name: str) -> None:
 
         return _gradients(f, ctx, grads, backward)
 
+    def twice(ctx: Any, *grads: Any) -> Any:
+        raise _without("second order")
+
     op.register_autograd(gradient, setup_context=setup)
+    of_gradients.register_autograd(twice)
 
 
 def define(name: str) -> bool:

@@ -187,9 +187,11 @@ def _of_sinks(sinks: Any, logs: Any, delta: Any) -> Any:
 
 
 def _nothing(arrays: Any, scale: float, gradients: Any, extra: Any = None) -> None:
-    """The answer where there are no queries or no keys."""
+    """The answer where there are no queries or no keys: logarithms are sinks then."""
     for x in gradients:
         x[...] = 0
+    if len(gradients) > 3 and arrays[6] is not None:
+        gradients[3][...] = arrays[6].sum((0, 2) if arrays[6].ndim == 3 else 1)
 
 
 def check_results(p: AttentionProblem, tensors: dict[str, Any]) -> None:

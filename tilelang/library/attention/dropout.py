@@ -101,9 +101,12 @@ def check_dropout(dropout: Any, seed: Any, q: Any) -> tuple[int, Any]:
         torch = sys.modules.get("torch")
         return drop, (np.random.default_rng().integers(2**62, size=1) if is_numpy(q) or torch is None
                       else torch.randint(2**62, (1,), device=q.device))
-    if isinstance(seed, (int, np.integer)):
+    if isinstance(seed, (int, np.integer)) and -2**63 <= seed < 2**63:
         number = np.array([seed], np.int64)
         return drop, number if is_numpy(q) else copied_to(q, number)
+    if not hasattr(seed, "dtype"):
+        raise error("attention-option", f"seed is {seed!r}", expected="an int of 64 bits, or an int64 tensor of shape (1,)",
+                    found=repr(seed), hint="seed=1")
     if is_numpy(seed) != is_numpy(q) or type_name(seed) != "int64" or tuple(seed.shape) != (1,) or device_of(
             seed) != device_of(q):
         raise error("attention-option", f"seed is ‹{type_name(seed)} {tuple(seed.shape)}› on {device_of(seed)}",

@@ -25,8 +25,7 @@ from ..gemm.plan import ROWS, shared_rows
 from ..gemm.problem import matmul_problem
 from ..place import Place, target_text
 from .rows import RowTile, as_rows, check_alike
-from .softmax import check_reduction
-from .softmax import EntropyForm, known_or_nan, loss_of, reduce_rows
+from .softmax import EntropyForm, check_options, known_or_nan, loss_of, reduce_rows
 
 CHUNK = 16384  # columns of the vocabulary whose gradients are in memory at once
 WHOLE = 256  # chunks begin at multiples of so many columns
@@ -58,7 +57,7 @@ def linear_cross_entropy(x: Any, weight: Any, labels: Any, *, ignore_index: int 
     >>> round(float(linear_cross_entropy(x, weight, np.array([1, 3]))), 4)
     1.3863
     """
-    check_reduction("linear_cross_entropy", reduction)
+    check_options("linear_cross_entropy", reduction, label_smoothing)
     keep = not direct((x, weight)) and (_keeps(x, weight) if recompute is None else not recompute)
     return LINEAR_CROSS_ENTROPY(x, weight, labels, int(ignore_index), float(label_smoothing), float(z_loss), reduction, keep,
                                 target_text(target))

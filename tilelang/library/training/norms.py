@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
-from ..arrays import accumulator, empty, type_name
+from ..arrays import accumulator, contiguous, empty, type_name
 from ..attention.inputs import running_on
 from ..autograd import Function, Results, Step
 from ..place import Place, target_text
@@ -66,6 +66,10 @@ def _form(x: Any, weight: Any, bias: Any, centred: bool, each: int, summed: bool
     return NormForm(n, kind, accumulator(kind), *kinds, centred, RowTile.of(n, each), summed)
 
 
+def _vector(v: Any) -> Any:
+    return None if v is None else contiguous(v)
+
+
 def _checked(name: str, x: Any, weight: Any, bias: Any) -> None:
     n = tuple(x.shape[-1:])
     kinds = (type_name(x), "float32")
@@ -81,7 +85,7 @@ def _forward_results(centred: bool, x: Any, weight: Any, bias: Any, eps: float, 
 def _forward(centred: bool, x: Any, weight: Any, bias: Any, eps: float, target: str | None, y: Any, stats: Any) -> None:
     if 0 not in x.shape:
         n, kernel = x.shape[-1], running_on(x, target).kernel(norm_forward, _form(x, weight, bias, centred, 32))
-        kernel(as_rows(x, n), weight, bias, eps, y.reshape(-1, n), stats)
+        kernel(as_rows(x, n), *map(_vector, (weight, bias)), eps, y.reshape(-1, n), stats)
 
 
 def _backward_results(centred: bool, x: Any, weight: Any, bias: Any, *others: Any) -> Results:
@@ -103,7 +107,7 @@ def _backward(centred: bool, x: Any, weight: Any, bias: Any, stats: Any, summed:
     partials = empty(x, (2, blocks, n), f.acc)
     means = empty(x, (rows, 2), f.acc) if f.tile.chunks > 1 else None
     kernel = at.kernel(norm_backward, f)
-    kernel(as_rows(x, n), weight, stats, as_rows(dy, n), partials, means, dx.reshape(rows, n),
+    kernel(as_rows(x, n), _vector(weight), stats, as_rows(dy, n), partials, means, dx.reshape(rows, n),
            dw if summed and f.weight else None, db if summed and f.bias else None)
 
 

@@ -190,7 +190,10 @@ def known_or_nan(f: EntropyForm, label: Any, value: Any) -> Any:
 
 def loss_of(f: EntropyForm, s: Any, at_label: Any, mean: Any) -> Any:
     """The loss of a row from s, its element at the label and the mean of its elements."""
-    return s - at_label + f.rows.number(f.smoothing) * (at_label - mean) + f.rows.number(f.z_loss) * s * s
+    loss = s - at_label
+    if f.smoothing != 0:  # 0 times an infinite element would be NaN
+        loss += f.rows.number(f.smoothing) * (at_label - mean)
+    return loss + f.rows.number(f.z_loss) * s * s if f.z_loss != 0 else loss
 
 
 def entropy_forward(f: EntropyForm) -> Any:
@@ -292,13 +295,16 @@ def cross_entropy(logits: Any, labels: Any, *, ignore_index: int = -100, label_s
     >>> float(cross_entropy(np.zeros((2, 1), np.float32), np.array([0, -100])))
     0.0
     """
-    check_reduction("cross_entropy", reduction)
+    check_options("cross_entropy", reduction, label_smoothing)
     return CROSS_ENTROPY(logits, labels, int(ignore_index), float(label_smoothing), float(z_loss), reduction,
                          target_text(target))
 
 
-def check_reduction(name: str, reduction: str) -> None:
-    """Raises training-argument for a reduction that there is not."""
+def check_options(name: str, reduction: str, smoothing: float) -> None:
+    """Raises training-argument for a reduction that there is not, and for smoothing by no fraction."""
+    if not 0.0 <= smoothing <= 1.0:
+        raise error("training-argument", f"label_smoothing of {name} is {smoothing}", expected="a number of 0 to 1",
+                    found=str(smoothing))
     if reduction not in REDUCTIONS:
         raise error("training-argument", f"{name} has no reduction ‹{reduction!r}›", expected=f"one of {', '.join(REDUCTIONS)}")
 
