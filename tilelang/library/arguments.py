@@ -21,6 +21,7 @@ _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "Sequence": ("a sequence", lambda x: isinstance(x, Sequence) and not isinstance(x, str)),
     "ScoreMod": ("a function", callable),
     "Value": ("a function", callable),
+    "BlockMask": ("a mask of tilelang.library.create_block_mask", lambda x: hasattr(x, "columns") and hasattr(x, "mask_mod")),
 }
 _OF_SHAPES = (AttributeError, IndexError, ZeroDivisionError)
 
@@ -46,6 +47,13 @@ def explained(name: str, signature: inspect.Signature, given: dict[str, Any], fa
             return error("library-argument", f"{p.name} of {name} is of type ‹{found}›",
                          expected=" or ".join(text for text, _ in wanted),
                          hint="make a tensor of it: numpy.asarray(x, numpy.float32)" if found in ("list", "tuple") else "")
+    for n, f in given.items():
+        f = getattr(f, "mask_mod", f)
+        code = getattr(f, "__code__", None)
+        if code is not None and (code in _codes_of(failed) or str(failed).startswith(f"{getattr(f, '__qualname__', n)}()")):
+            return error("library-argument", f"{n} of {name} raised {type(failed).__name__}: {failed}",
+                         expected="expressions of the arguments that the function is called with, by operators and functions of "
+                                  "tilelang.language", found=str(failed), hint="T.tanh(x), T.if_then_else(c, a, b), a & b")
     if (isinstance(failed, _OF_SHAPES) and _within_the_library(failed)) or hasattr(failed, "facts"):
         shown = ", ".join(f"{n} {_text(x)}" for n, x in given.items() if hasattr(x, "shape") and hasattr(x, "dtype"))
         return error("library-argument", f"{name} does not take tensors of these shapes and types: {failed}", found=shown,
@@ -55,6 +63,15 @@ def explained(name: str, signature: inspect.Signature, given: dict[str, Any], fa
 
 def _text(x: Any) -> str:
     return f"{str(x.dtype).rpartition('.')[2]} {tuple(x.shape)}"
+
+
+def _codes_of(e: BaseException) -> set[Any]:
+    """The code that an error passed."""
+    found, at = set(), e.__traceback__
+    while at is not None:
+        found.add(at.tb_frame.f_code)
+        at = at.tb_next
+    return found
 
 
 def _within_the_library(e: BaseException) -> bool:

@@ -14,17 +14,20 @@ rows that is computed while keys come tile by tile; for linear attention, functi
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any, ClassVar
 
 import tilelang.language as T
+from tilelang.errors import error
 
-from .attention.flex_attention import BlockMask, ScoreMod, flex_attention
-from .attention.inputs import check_scale
+from .attention.flex_attention import BlockMask, ScoreMod, flex_attention, state_of
+from .attention.inputs import check_scale, with_whole_heads
 from .attention.online import Reduce, traced
 from .attention.online_attention import entered, online_attention
 from .recurrent.elements import ElementMap
 from .recurrent.decays import linear_attention
 
+__all__ = ["AttentionEngine", "LinearAttentionEngine", "OnlineFunc", "Relu", "RetentionNorm", "Sigmoid", "Softmax"]
 State = dict[str, Any]
 
 
@@ -82,6 +85,9 @@ class Relu(OnlineFunc):
     """max(score, 0), to a power of 1 or 2, times a factor (as 1 / seq_k), not normalised."""
 
     def __init__(self, power: int = 1, factor: float = 1.0) -> None:
+        if power not in (1, 2):
+            raise error("attention-option", f"the power of Relu is {power}", expected="1 or 2", found=str(power),
+                        hint="write an OnlineFunc for others")
         self.power, self.factor = power, float(factor)
 
     def update(self, score: Any, state: State, reduce: Reduce) -> tuple[Any, State, Any]:
@@ -111,7 +117,7 @@ class RetentionNorm(OnlineFunc):
 class AttentionEngine:
     """Attention by a function of scores, a mask, and a normalisation of rows; also q, k and v have gradients.
 
-    online_func: a description.  score_mod: as flex_attention takes it.  A description that says a softmax, in any order of
+    online_func: a description, read here.  score_mod: as flex_attention takes it.  A description that says a softmax, in any order of
     operands, is flex_attention.  Of others a call compiles a forward and a backward kernel for the first lengths, then one each
     for all others, whose bits can differ; both run on flex_attention's lists of blocks, and backward without atomics, so that
     a kernel gives the same bits each time.  float16 and bfloat16: exponentials and sigmoids are off by units of float32.  Saved
@@ -125,10 +131,17 @@ class AttentionEngine:
     """
 
     def __init__(self, online_func: OnlineFunc | None = None, score_mod: ScoreMod | None = None) -> None:
-        f = Softmax() if online_func is None else online_func
+        f = Softmax() if online_func is None else copy(online_func)
+        if not isinstance(f, OnlineFunc):
+            raise error("attention-option", f"online_func is {f!r}", expected="an object of a subclass of OnlineFunc",
+                        found=type(f).__name__, hint="AttentionEngine(Sigmoid()), not AttentionEngine(Sigmoid)")
         trace = traced(f.update, f.finish, f.state, f.constant)
-        self._softmax, self._score = trace.softmax, score_mod
-        self._number = entered(trace, score_mod)
+        self._func, self._softmax, self._score = f, trace.softmax, score_mod
+        ours = type(f).__module__ == __name__
+        self._key = entered(trace, (type(f).__name__, *sorted(vars(f).items())) if ours else state_of(f), score_mod)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AttentionEngine, (self._func, self._score)  # numbers are of one process
 
     def __call__(self, q: Any, k: Any, v: Any, *, block_mask: BlockMask | None = None, tensors: tuple[Any, ...] = (),
                  scale: float | None = None, layout: str = "bshd", target: Any = None) -> Any:
@@ -142,7 +155,11 @@ class AttentionEngine:
             return flex_attention(q, k, v, score_mod=self._score, block_mask=block_mask, tensors=tensors, scale=scale,
                                   layout=layout, target=target)
         factor = None if scale is None else check_scale(scale)
-        return online_attention(self._number, q, k, v, block_mask, tuple(tensors), factor, layout, target)
+        whole = with_whole_heads(lambda q, k, v, scale: self(q, k, v, block_mask=block_mask, tensors=tensors, scale=scale,
+                                                             layout=layout, target=target), q, k, v, factor)
+        if whole is not None:
+            return whole
+        return online_attention(self._key, q, k, v, block_mask, tuple(tensors), factor, layout, target)
 
 
 class LinearAttentionEngine:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from hashlib import sha256
 from typing import Any
 
 from tilelang.errors import TileLangError, error, register
@@ -21,9 +22,38 @@ from .caches import Cache
 register("library-derivative", RuntimeError, "a derivative that a function of the library does not have",
          "differentiate once, backward; for others write this part with functions of torch", expected="first derivatives, backward")
 
+register("library-number", ValueError, "an operator of torch names functions that this process does not know",
+         "call the function of the library with them once before an exported program runs",
+         expected="functions that were given to the library in this process")
+
 SPACE = "tilelang_library"  # the namespace of the operators
 Results = Sequence[tuple[tuple[Any, ...], str]]
 _FUNCTIONS: dict[str, Function] = {}
+
+
+class Numbered(dict[int, Any]):
+    """Functions of users by numbers, which operators of torch take in their place.
+
+    A number follows from the text of what tells the functions, so that it is the same in another process that has them; one
+    that does not finds nothing, or else it would compute something else.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers: dict[Any, int] = {}
+
+    def number(self, key: Any, value: Any) -> int:
+        """The number of functions.  key: tells them, hashable; its text is the same in other processes."""
+        if key not in self._numbers:
+            found = int.from_bytes(sha256(repr(key).encode()).digest()[:7], "big")
+            while found in self:  # other functions of the same text
+                found += 1
+            self._numbers[key], self[found] = found, value
+        return self._numbers[key]
+
+    def __missing__(self, number: int) -> Any:
+        raise error("library-number", "an operator of tilelang.library names functions that this process does not know",
+                    found=f"number {number}")
 
 
 @dataclass(frozen=True)
@@ -141,6 +171,11 @@ def traced() -> bool:
     """Whether torch follows the operations of a call instead of executing them."""
     torch = sys.modules["torch"]
     return bool(torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0)
+
+
+def untraced(x: Any) -> bool:
+    """Whether a call with x is executed.  Checks of padded arguments wait for that: torch.compile does not follow their text."""
+    return is_numpy(x) or "torch" not in sys.modules or not traced()
 
 
 def _transform() -> Any:

@@ -16,7 +16,7 @@ from tilelang.ir import Binary, Call, Cast, Const, Expr, Var, const, dtype, subs
 from tilelang.jit.captured import Captured, Token
 
 from ..arrays import compact_copy, empty, is_numpy, maker, type_name, zeros
-from ..autograd import Function, Results, Step, direct
+from ..autograd import Function, Numbered, Results, Step, direct
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place, target_text
 from .backward import OWN_QUERIES, prepared
@@ -30,6 +30,7 @@ from .tile_cost import machine_of
 ScoreMod = Callable[..., Any]
 MOST_TENSORS = 2
 _FUNCTIONS = Captured(None)
+_MASKS = Numbered()  # masks without arrays
 
 
 def state_of(function: ScoreMod | None) -> Token | None:
@@ -166,7 +167,8 @@ class BlockMask:
     mask_mod: the function. sizes: (queries, keys). block: rows and keys of a block. blocks: int32 (batch or 1, heads or 1, rows
     of blocks, 2 + most blocks): for each row the number of blocks that it sees, how many of them are hidden nowhere, and their
     numbers, these ones first. columns: the same for each column of blocks, with numbers of rows. tensors: what mask_mod reads.
-    state: of mask_mod when the blocks were made.
+    state: of mask_mod when the blocks were made. key: the number of function, sizes and block, as a text, which torch.compile
+    compares.
     """
 
     mask_mod: ScoreMod
@@ -176,6 +178,20 @@ class BlockMask:
     tensors: tuple[Any, ...] = ()
     state: Token | None = None
     columns: Any = None
+    key: str = ""
+
+    @staticmethod
+    def made(mask_mod: ScoreMod, sizes: tuple[int, int], block: tuple[int, int], blocks: Any, tensors: tuple[Any, ...],
+             columns: Any) -> BlockMask:
+        """The mask with the present state of its function."""
+        state = state_of(mask_mod)
+        bare = BlockMask(mask_mod, sizes, block, None, state=state)
+        key = str(_MASKS.number((state, sizes, block), bare))
+        return BlockMask(mask_mod, sizes, block, blocks, tensors, state, columns, key)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without the state, which has code objects: a copy in another process has the function that is there."""
+        return BlockMask.made, (self.mask_mod, self.sizes, self.block, self.blocks, self.tensors, self.columns)
 
     @property
     def density(self) -> float:
@@ -215,7 +231,7 @@ def create_block_mask(mask_mod: ScoreMod, seq_q: int, seq_k: int, *, batch: int 
         codes[b, h, r] = np.where(seen == 0, 0, np.where(seen == len(q) * keys, 1, 2))
     rows_of, columns_of = (_listed(x) if device is None else xp.from_numpy(_listed(x)).to(device)
                            for x in (codes, codes.swapaxes(2, 3)))
-    return BlockMask(mask_mod, (seq_q, seq_k), (rows, keys), rows_of, tuple(tensors), state_of(mask_mod), columns_of)
+    return BlockMask.made(mask_mod, (seq_q, seq_k), (rows, keys), rows_of, tuple(tensors), columns_of)
 
 
 def _listed(codes: np.ndarray) -> np.ndarray:
@@ -263,14 +279,13 @@ def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None,
         return attend((q, k, v), read, uses, score_mod, block_mask, target=target, layout=layout, with_lse=return_lse,
                       scale=scale)
     check_gradient("flex_attention for the tensors of a function", *(read or (q.detach(),)))
-    lists, mask = (None, None), (None, None, None)
+    lists, mask = (None, None), ""
     if block_mask is not None:
-        lists = block_mask.blocks, block_mask.columns
-        mask = block_mask.mask_mod, block_mask.sizes, block_mask.block
+        lists, mask = (block_mask.blocks, block_mask.columns), block_mask.key
         if not sys.modules["torch"].compiler.is_compiling():
             check_state(block_mask)
-    found = _FUNCTION(q, k, v, *read, *[None] * (MOST_TENSORS - len(read)), *lists, _number(score_mod, uses, *mask), scale,
-                      layout, target_text(target))
+    number = _number(watched(score_mod), uses, mask + "")
+    found = _FUNCTION(q, k, v, *read, *[None] * (MOST_TENSORS - len(read)), *lists, number, scale, layout, target_text(target))
     return found if return_lse else found[0]
 
 
@@ -381,18 +396,24 @@ def check_state(mask: BlockMask) -> None:
 
 # ---- gradients -------------------------------------------------------------------------------------------------------------
 
-_CALLS: list[tuple[Any, Any, Any]] = []  # (score_mod, uses, mask without arrays): operators take their numbers
-_NUMBERS: dict[Any, int] = {}
+_CALLS = Numbered()  # (score_mod, uses, mask without arrays)
 _GRADIENTS: Cache[Prepared] = Cache(1024)
 
 
-def _number(score_mod: Any, uses: Any, mask_mod: Any, sizes: Any, block: Any) -> int:
+def watched(function: Any) -> Any:
+    """A function, whose identity torch.compile compares from now on: of functions it compares the code alone, and of texts
+    what an operation has read."""
+    return None if function is None else id(function) and function
+
+
+def without_arrays(key: str) -> BlockMask | None:
+    """The mask of BlockMask.key, without arrays; None for no mask."""
+    return _MASKS[int(key)] if key else None
+
+
+def _number(score_mod: Any, uses: Any, mask: str) -> int:
     """The number of a call's functions. torch.compile executes it while it traces, without looking into it."""
-    key = state_of(score_mod), uses, state_of(mask_mod), sizes, block
-    if key not in _NUMBERS:
-        _NUMBERS[key] = len(_CALLS)
-        _CALLS.append((score_mod, uses, mask_mod and BlockMask(mask_mod, sizes, block, None, state=state_of(mask_mod))))
-    return _NUMBERS[key]
+    return _CALLS.number((state_of(score_mod), uses, mask), (score_mod, uses, without_arrays(mask)))
 
 
 _number._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, without torch

@@ -148,7 +148,11 @@ def traced(update: Callable[..., Any], finish: Callable[..., Any], state: dict[s
     """A description, traced. Raises attention-option."""
     score, reduce = Var("score", dtype("float32")), Reduce()
     now = {name: Var(name, dtype("float32")) for name in state}
-    weight, new, rescale = update(score, dict(now), reduce)
+    found = update(score, dict(now), reduce)
+    if not isinstance(found, tuple) or len(found) != 3 or not isinstance(found[1], dict):
+        raise error("attention-option", "update returns no weight, states and factor", found=f"{found!r:.60}",
+                    expected="(weight, states as a dict, factor)", hint="return weight, state, 1.0")
+    weight, new, rescale = found
     if set(new) != set(state) or not set(constant) <= set(state):
         raise error("attention-option", f"update returns the states ‹{sorted(new)}›", expected=str(sorted(state)),
                     hint="return a value for each state of the description")

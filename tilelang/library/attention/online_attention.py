@@ -16,12 +16,13 @@ import tilelang.language as T
 from tilelang.ir import Const, Expr, substitute
 
 from ..arrays import compact, compact_copy, empty, is_numpy, maker, type_name, zeros
-from ..autograd import Function, Results, Step
+from ..autograd import Function, Numbered, Results, Step
 from ..caches import Cache, Prepared, enter, known
 from ..place import target_text
 from .backward import OWN_QUERIES, any_lengths, backward_tiles, fitted, symbolic_backward
 from .backward_kernels import FEW, Place, changed, dense_place, gradient_launches, hide, put, steps_of
-from .flex_attention import MOST_TENSORS, BlockMask, check_state, flex_problem, flex_tile, functions_of, state_of
+from .flex_attention import (MOST_TENSORS, BlockMask, check_state, flex_problem, flex_tile, functions_of, state_of,
+                             without_arrays)
 from .form import AttentionForm, BackwardForm, ScoreFunctions
 from .inputs import check_gradient, strides_of
 from .kernels import key_tiles
@@ -29,41 +30,37 @@ from .online import NEUTRAL, Lagging, Rule, Traced, quick
 from .problem import Mask, opened
 from .tile_cost import machine_of
 
-_DESCRIPTIONS: list[tuple[Traced, Any]] = []  # (description, score_mod)
-_CALLS: list[tuple[int, BlockMask | None, Any]] = []  # (description, mask without arrays, uses): operators take their numbers
-_NUMBERS: dict[Any, int] = {}
+_DESCRIPTIONS = Numbered()  # (description, score_mod)
+_CALLS = Numbered()  # (number of the description, mask without arrays, uses)
 _RUNS: Cache[Prepared] = Cache(1024)
 
 
-def entered(trace: Traced, score_mod: Any) -> int:
-    """The number of a description."""
-    _DESCRIPTIONS.append((trace, score_mod))
-    return len(_DESCRIPTIONS) - 1
+def entered(trace: Traced, state: Any, score_mod: Any) -> str:
+    """The key of a description: its number, as a text, which torch.compile compares.  state: tells it, hashable."""
+    return str(_DESCRIPTIONS.number((state, repr(trace), state_of(score_mod)), (trace, score_mod)))
 
 
-def _number(description: int, uses: Any, mask_mod: Any, sizes: Any, block: Any) -> int:
+def _number(key: str, uses: Any, mask: str) -> int:
     """The number of a call's functions. torch.compile executes it while it traces, without looking into it."""
-    key = description, state_of(_DESCRIPTIONS[description][1]), uses, state_of(mask_mod), sizes, block
-    if key not in _NUMBERS:
-        _NUMBERS[key] = len(_CALLS)
-        _CALLS.append((description, mask_mod and BlockMask(mask_mod, sizes, block, None, state=state_of(mask_mod)), uses))
-    return _NUMBERS[key]
+    description = int(key)
+    state = state_of(_DESCRIPTIONS[description][1])
+    return _CALLS.number((description, state, uses, mask), (description, without_arrays(mask), uses))
 
 
 _number._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, without torch
 
 
-def online_attention(description: int, q: Any, k: Any, v: Any, block_mask: BlockMask | None, tensors: tuple[Any, ...],
+def online_attention(key: str, q: Any, k: Any, v: Any, block_mask: BlockMask | None, tensors: tuple[Any, ...],
                      scale: float | None, layout: str, target: Any) -> Any:
     """The result of a call of AttentionEngine."""
     read, shown = tuple(tensors), () if block_mask is None else block_mask.tensors
     read += tuple(x for x in shown if not any(x is y for y in read))
     uses = tuple(range(len(tensors))), tuple(next(n for n, y in enumerate(read) if y is x) for x in shown)
     check_gradient("AttentionEngine for the tensors of a function", *(read or (q if is_numpy(q) else q.detach(),)))
-    lists, mask = (None, None), (None, None, None)
+    lists, mask = (None, None), ""
     if block_mask is not None:
-        lists, mask = (block_mask.blocks, block_mask.columns), (block_mask.mask_mod, block_mask.sizes, block_mask.block)
-    return _FUNCTION(q, k, v, *read, *[None] * (MOST_TENSORS - len(read)), *lists, _number(description, uses, *mask), scale,
+        lists, mask = (block_mask.blocks, block_mask.columns), block_mask.key
+    return _FUNCTION(q, k, v, *read, *[None] * (MOST_TENSORS - len(read)), *lists, _number(key + "", uses, mask + ""), scale,
                      layout, target_text(target))
 
 

@@ -211,7 +211,9 @@ def _gradient(a: Any, b: Any, sizes: Any, needs: list[bool], transpose_b: bool, 
     of_a, of_b = (empty(a, tuple(x.shape) if need else (0,), type_name(x)) for x, need in zip((a, b), needs))
     if needs[0]:
         of_a = grouped_matmul(grad, b, sizes, transpose_b=not transpose_b, target=target, execution_backend=backend)
-    if needs[1]:
+    if needs[1] and not a.shape[0]:
+        of_b[...] = 0
+    elif needs[1]:
         sides = (grad, a) if transpose_b else (a, grad)
         matrix_gradient(*sides, sizes, Place.of(a, target, backend), of_b)
     return of_a, of_b

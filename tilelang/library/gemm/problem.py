@@ -120,10 +120,10 @@ def grouped_problem(tensors: Mapping[str, Any], target: Target, *, transpose_b: 
                     f"({b.shape[0]},)»", hint="one size a matrix of b")
     _check_rest(a, {"b": b, "bias": bias, "group_sizes": sizes, "out": out}, n, bias, activation)
     _check_out(out, (m, n), types[2])
-    if 0 in (m, n, k) or not right.batch:
+    if 0 in (n, k) or not right.batch:
         raise error("matmul-shape", f"a grouped GEMM of {m} x {k} by {right.batch} matrices of {k} x {n} has no work",
-                    expected="rows, columns and groups", found=f"{m} x {k} by {right.batch} of {k} x {n}",
-                    hint="call it with rows, columns and groups")
+                    expected="columns and groups", found=f"{m} x {k} by {right.batch} of {k} x {n}",
+                    hint="call it with columns and groups")
     kind = TYPES[types[0]][0]
     return MatmulProblem(m, n, k, types, kind, left, right, kind == "fp8" and k > 128 and target.is_gpu,
                          bias="" if bias is None else type_name(bias), activation=activation or "",

@@ -25,11 +25,12 @@ from tilelang.ir import const
 from ..arrays import accumulator, compact, compact_copy, contiguous, empty, is_numpy, padded, strides, sum_into, type_name
 from ..attention.form import LOG2E
 from ..attention.inputs import UNIT, device_of, fast_kernel, running_on, strides_of
-from ..autograd import Function, Results, Step
+from ..autograd import Function, Results, Step, untraced
 from ..place import Place, target_text
 from .delta import STEPS  # noqa: F401 - its errors are those of this file
 
 CHUNK, COLUMNS = 64, 64
+_LEAST = {"float32": -100.0, "float64": -1000.0}  # logarithms of factors that are 0, with differences that are numbers
 
 
 def linear_attention(q: Any, k: Any, v: Any, log_decay: Any = None, *, scale: float = 1.0, target: Any = None) -> Any:
@@ -37,7 +38,7 @@ def linear_attention(q: Any, k: Any, v: Any, log_decay: Any = None, *, scale: fl
 
     q, k: (batch, seq, heads, dim), v: (batch, seq, heads, dim_v), float16, bfloat16 or, on the CPU, float64; dim and dim_v
     at most 256; others than multiples of 16 are copied with zeros behind.  log_decay: (batch, seq, heads), or (heads,) for all
-    tokens, float32 (float64 of float64), at most 0; None: 0.  The state is float32; scores, decayed keys and what queries read
+    tokens, float32 (float64 of float64), at most 0, -inf for a new sequence; None: 0.  The state is float32; scores, decayed keys and what queries read
     of the state are rounded to q's type.
 
     Gradients of all four, of their types; saved are the four inputs alone.  For that of log_decay, backward keeps the state
@@ -53,7 +54,8 @@ def linear_attention(q: Any, k: Any, v: Any, log_decay: Any = None, *, scale: fl
     dim, dim_v = ((getattr(x, "shape", None) or (0,))[-1] for x in (q, v))
     if not dim % 16 and not dim_v % 16:
         return _FUNCTION(q, k, v, log_decay, float(scale), target_text(target))
-    _results(q, k, v, log_decay)  # checks what the caller gave
+    if untraced(q):
+        _results(q, k, v, log_decay)  # checks what the caller gave
     q, k, v = padded(q, -dim % 16), padded(k, -dim % 16), padded(v, -dim_v % 16)
     return _FUNCTION(q, k, v, log_decay, float(scale), target_text(target))[..., :dim_v]
 
@@ -184,7 +186,8 @@ def added_up(heads: int, each: bool, accum: str) -> Any:
             s = T.alloc_shared((CHUNK,), accum)
             for i in T.Parallel(CHUNK):
                 t = c * CHUNK + i
-                s[i] = T.if_then_else(t < seq, Decay[b, t, h] if each else Decay[h], T.cast(0, accum)) * const(LOG2E, accum)
+                decay = T.max(Decay[b, t, h] if each else Decay[h], const(_LEAST[accum], accum))
+                s[i] = T.if_then_else(t < seq, decay, T.cast(0, accum)) * const(LOG2E, accum)
             T.cumsum(s, dim=0)
             T.copy(s, C[b, h, c, :])
 

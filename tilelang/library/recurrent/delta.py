@@ -9,7 +9,7 @@ from tilelang.errors import error, register
 
 from ..arrays import accumulator, contiguous, empty, padded, sum_into, type_name, zeros
 from ..attention.inputs import check_double, check_like, fast_kernel, fitting_kernel, running_on
-from ..autograd import Function, Results, Step
+from ..autograd import Function, Results, Step, untraced
 from ..place import Place, target_text
 from .delta_backward import delta_backward
 from .delta_kernels import CHUNKS, COLUMNS, DeltaForm, delta_chunks, delta_steps, workspace
@@ -78,7 +78,8 @@ def _call(function: Function, given: tuple[Any, ...], scale: Any, target: Any) -
     more_k, more_v = -dim_k[-1] % COLUMNS, -dim_v[-1] % COLUMNS
     if not more_k and not more_v:
         return function(*given, scale, where)
-    _check(function.name, *given)
+    if untraced(q):
+        _check(function.name, *given)
     q, k, v = padded(q, more_k), padded(k, more_k), padded(v, more_v)
     log_alpha = padded(log_alpha, more_k) if function is KDA else log_alpha
     initial = None if initial is None else padded(initial, more_v, more_k)

@@ -11,10 +11,11 @@ from tilelang.ir import Expr, Var, const, dtype, substitute
 from ..arrays import accumulator, contiguous, type_name
 from ..attention.derivative import derivative
 from ..attention.inputs import running_on
-from ..autograd import Function, Results, Step
+from ..attention.flex_attention import state_of
+from ..autograd import Function, Numbered, Results, Step
 from ..place import target_text
 
-_MAPS: list[Callable[[Any], Any]] = []
+_MAPS = Numbered()
 _BLOCK = 1024  # elements of a block
 
 
@@ -22,8 +23,10 @@ class ElementMap:
     """y = f(x) for each element of a tensor, in float32 (float64 of float64); operators know it by its number."""
 
     def __init__(self, f: Callable[[Any], Any]) -> None:
-        self.number = len(_MAPS)
-        _MAPS.append(f)
+        self.f, self.number = f, _MAPS.number(state_of(f), f)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ElementMap, (self.f,)  # numbers are of one process
 
     def __call__(self, x: Any, target: Any = None) -> Any:
         return _FUNCTION(x, self.number, target_text(target))

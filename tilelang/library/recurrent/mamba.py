@@ -26,7 +26,7 @@ from tilelang.errors import error
 from ..arrays import accumulator, contiguous, empty, filled, is_numpy, padded, sum_into, type_name, zeros
 from ..attention.form import LOG2E
 from ..attention.inputs import check_double, check_like, fast_kernel, fitting_kernel, running_on
-from ..autograd import Function, Results, Step
+from ..autograd import Function, Results, Step, untraced
 from ..place import Place, target_text
 from .ssd import run_scan
 from .ssd_kernels import SsdForm
@@ -63,7 +63,8 @@ def mamba2(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any = None, *, initial: A
     more_p, more_n = -p % 16, -n % (64 if n > 64 else 16)
     if not more_p and not more_n:
         return MAMBA2(x, dt, a, b, c, d, initial, target_text(target))
-    _results(x, dt, a, b, c, d, initial, None)  # checks what the caller gave
+    if untraced(x):
+        _results(x, dt, a, b, c, d, initial, None)  # checks what the caller gave
     x, b, c = padded(x, more_p), padded(b, more_n), padded(c, more_n)
     initial = None if initial is None else padded(initial, more_n, more_p)
     y, last = MAMBA2(x, dt, a, b, c, d, initial, target_text(target))

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 from math import ceil, gcd
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import tilelang.language as T
@@ -63,10 +64,10 @@ def conv2d(x: Any, weight: Any, *, stride: Any = 1, padding: Any = 0, dilation: 
 def _pair(name: str, value: Any, least: int) -> list[int]:
     """An option for height and width."""
     both = list(value) if isinstance(value, (tuple, list)) else [value, value]
-    if len(both) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in both):
+    if len(both) != 2 or not all(isinstance(v, Integral) and not isinstance(v, bool) and v >= least for v in both):
         wanted = f"an integer of at least {least}, or two of them"
         raise error("training-argument", f"{name} of conv2d is ‹{value!r}›", expected=wanted)
-    return both
+    return [int(v) for v in both]
 
 
 def _form(x: Any, weight: Any, stride: list[int], padding: list[int], dilation: list[int]) -> ConvForm:

@@ -39,7 +39,7 @@ def linear_cross_entropy(x: Any, weight: Any, labels: Any, *, ignore_index: int 
     """cross_entropy(x @ weight^T, labels), whose logits are in memory for gradients only, and only where they are not large.
 
     x: (..., k), float16, bfloat16, float32 (GEMMs in tf32 on a GPU) or float64.  weight: (n, k), of x's type.  labels: (...),
-    int32 or int64.  The rest is as for cross_entropy; logits are not rounded to x's type.
+    int32 or int64.  The rest is as for cross_entropy; logits are rounded to x's type only where they are kept.
 
     Gradients of x and weight, of their type.  Saved for them: x, weight, labels, 4 bytes a row (8 for float64), and with
     recompute=False the logits, of x's type.  Backward is two GEMMs by chunks of columns, whose gradients, of x's type, are in
@@ -162,6 +162,9 @@ def logits_forward(f: LogitsForm) -> Any:
             Cf = main_loop(p, X, Weight, (bx, by, 0), 0, p.steps)
             if f.kept:
                 T.copy(Cf, Logits[by * t.bm, bx * t.bn])
+                if e.kind != e.acc:  # s is that of the logits which backward reads: exp(x - s) would be off by roundings of x
+                    for i, j in T.Parallel(t.bm, t.bn):
+                        Cf[i, j] = T.cast(T.cast(Cf[i, j], e.kind), e.acc)
             row_statistics(f, m, Cf, (bx, by), labels, Work)
         combine_statistics(f, m, across, labels, Work, each, logs)
         if e.reduction != "none":
