@@ -21,7 +21,7 @@ _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "Sequence": ("a sequence", lambda x: isinstance(x, Sequence) and not isinstance(x, str)),
     "ScoreMod": ("a function", callable),
     "Value": ("a function", callable),
-    "BlockMask": ("a mask of tilelang.library.create_block_mask", lambda x: hasattr(x, "columns") and hasattr(x, "mask_mod")),
+    "BlockMask": ("a mask of tilelang.library.create_block_mask", lambda x: hasattr(x, "columns")),
 }
 _OF_SHAPES = (AttributeError, IndexError, ZeroDivisionError)
 
@@ -50,10 +50,10 @@ def explained(name: str, signature: inspect.Signature, given: dict[str, Any], fa
     for n, f in given.items():
         f = getattr(f, "mask_mod", f)
         code = getattr(f, "__code__", None)
-        if code is not None and (code in _codes_of(failed) or str(failed).startswith(f"{getattr(f, '__qualname__', n)}()")):
+        if code is not None and (code in _codes_of(failed) or str(failed).startswith(f"{f.__qualname__}()")):
             return error("library-argument", f"{n} of {name} raised {type(failed).__name__}: {failed}",
-                         expected="expressions of the arguments that the function is called with, by operators and functions of "
-                                  "tilelang.language", found=str(failed), hint="T.tanh(x), T.if_then_else(c, a, b), a & b")
+                         expected="a function of what it is called with, by operators and functions of tilelang.language",
+                         found=str(failed), hint="T.tanh(x), T.if_then_else(c, a, b), a & b")
     if (isinstance(failed, _OF_SHAPES) and _within_the_library(failed)) or hasattr(failed, "facts"):
         shown = ", ".join(f"{n} {_text(x)}" for n, x in given.items() if hasattr(x, "shape") and hasattr(x, "dtype"))
         return error("library-argument", f"{name} does not take tensors of these shapes and types: {failed}", found=shown,

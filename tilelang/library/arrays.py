@@ -173,6 +173,18 @@ def copied_to(like: Any, x: np.ndarray) -> Any:
     return sys.modules["torch"].from_numpy(x).to(like.device, non_blocking=True)
 
 
+def capturing(like: Any) -> bool:
+    """Whether launches for such tensors are captured in a CUDA graph, which fills new tensors when it runs."""
+    return not is_numpy(like) and like.is_cuda and bool(sys.modules["torch"].cuda.is_current_stream_capturing())
+
+
+def settled(x: Any) -> Any:
+    """A tensor that later calls read, which may come on other streams: what makes it has ended."""
+    if not is_numpy(x) and x.is_cuda and not capturing(x):
+        sys.modules["torch"].cuda.current_stream(x.device).synchronize()
+    return x
+
+
 def left_of(x: Any, columns: int) -> Any:
     """A view of the first columns. torch's narrow takes a third of the time of indexing."""
     return x[..., :columns] if is_numpy(x) else x.narrow(-1, 0, columns)

@@ -117,12 +117,13 @@ class RetentionNorm(OnlineFunc):
 class AttentionEngine:
     """Attention by a function of scores, a mask, and a normalisation of rows; also q, k and v have gradients.
 
-    online_func: a description, read here.  score_mod: as flex_attention takes it.  A description that says a softmax, in any order of
-    operands, is flex_attention.  Of others a call compiles a forward and a backward kernel for the first lengths, then one each
-    for all others, whose bits can differ; both run on flex_attention's lists of blocks, and backward without atomics, so that
-    a kernel gives the same bits each time.  float16 and bfloat16: exponentials and sigmoids are off by units of float32.  Saved
-    for backward: q, k, v, the result and 4 bytes for each state, query and head; of heads with 192 elements of q and v and
-    more, gradients of scores besides, as flash_attention_backward says.
+    online_func: a description, which is read here: later changes of the object have no effect.  score_mod: as flex_attention
+    takes it.  Engines may be copied and pickled, as far as their functions may.  A description that says a softmax, in any
+    order of operands, is flex_attention.  Of others a call compiles a forward and a backward kernel for the first lengths,
+    then one each for all others, whose bits can differ; both run on flex_attention's lists of blocks, and backward without
+    atomics, so that a kernel gives the same bits each time.  float16 and bfloat16: exponentials and sigmoids are off by units
+    of float32.  Saved for backward: q, k, v, the result and 4 bytes for each state, query and head; of heads with 192 elements
+    of q and v and more, gradients of scores besides, as flash_attention_backward says.
 
     >>> import numpy as np
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 100, 4, 64)).astype(np.float16)

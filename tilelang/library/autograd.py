@@ -20,8 +20,8 @@ from .arrays import compact, empty, is_numpy
 from .caches import Cache
 
 register("library-derivative", RuntimeError, "a derivative that a function of the library does not have",
-         "differentiate once, backward; for others write this part with functions of torch", expected="first derivatives, backward")
-
+         "differentiate once, backward; for others write this part with functions of torch",
+         expected="first derivatives, backward")
 register("library-number", ValueError, "an operator of torch names functions that this process does not know",
          "call the function of the library with them once before an exported program runs",
          expected="functions that were given to the library in this process")
@@ -174,7 +174,7 @@ def traced() -> bool:
 
 
 def untraced(x: Any) -> bool:
-    """Whether a call with x is executed.  Checks of padded arguments wait for that: torch.compile does not follow their text."""
+    """Whether a call with x is executed.  Checks of padded arguments wait for that: torch.compile follows no texts."""
     return is_numpy(x) or "torch" not in sys.modules or not traced()
 
 

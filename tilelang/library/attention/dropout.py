@@ -22,7 +22,7 @@ import numpy as np
 import tilelang.language as T
 from tilelang.errors import error
 
-from ..arrays import copied_to, is_numpy, type_name
+from ..arrays import filled, is_numpy, type_name
 from .inputs import device_of
 
 _REPEATS, _FACTORS, _STEPS = 7, (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
@@ -102,8 +102,7 @@ def check_dropout(dropout: Any, seed: Any, q: Any) -> tuple[int, Any]:
         return drop, (np.random.default_rng().integers(2**62, size=1) if is_numpy(q) or torch is None
                       else torch.randint(2**62, (1,), device=q.device))
     if isinstance(seed, (int, np.integer)) and -2**63 <= seed < 2**63:
-        number = np.array([seed], np.int64)
-        return drop, number if is_numpy(q) else copied_to(q, number)
+        return drop, filled(q, (1,), int(seed), "int64")  # which a CUDA graph captures, as it does no copy from the host
     if not hasattr(seed, "dtype"):
         raise error("attention-option", f"seed is {seed!r}", expected="an int of 64 bits, or an int64 tensor of shape (1,)",
                     found=repr(seed), hint="seed=1")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from tilelang.errors import error
 
 from ..agreement import Disjoint
-from ..arrays import accumulator, compact_copy, contiguous, empty, is_numpy, maker, type_name, zeros
+from ..arrays import accumulator, capturing, compact_copy, contiguous, empty, filled, maker, settled, type_name, zeros
 from ..autograd import Function, Results, Step, direct
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place, dynamic_shapes, target_text
@@ -195,17 +192,12 @@ def _few_queries(tensors: dict[str, Any], target: Any, tune: bool | None, scale:
                  p: AttentionProblem) -> Prepared:
     """flash_decode for caches in one piece, all of whose keys are valid."""
     q = tensors["q"]
-    if is_numpy(q):
-        lengths = np.full(p.sizes.batch, p.sizes.seq_k, np.int32)
-    else:
-        torch = sys.modules["torch"]
-        lengths = torch.full((p.sizes.batch,), p.sizes.seq_k, dtype=torch.int32, device=q.device)
+    lengths = settled(filled(q, (p.sizes.batch,), p.sizes.seq_k, "int32"))
     given = dict(zip(decode_names, (q, tensors["k"], tensors["v"], lengths, None, tensors["out"])))
     found = prepare_decode(given, target, tune, scale, window=None, splits=None, with_lse=p.with_lse)
     # Tensors made during the capture of a CUDA graph are filled when the graph runs, so they are not kept for other calls.
-    captured = not is_numpy(q) and q.is_cuda and torch.cuda.is_current_stream_capturing()
     return replace(found, run=lambda arrays, scale, out, lse: found.run((*arrays[:3], lengths, None), (scale, 1.0), out, lse),
-                   passing=found.passing or captured)
+                   passing=found.passing or capturing(q))
 
 
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? sinks, Tensor? seed"

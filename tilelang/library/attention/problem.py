@@ -259,8 +259,9 @@ def mask_of(causal: bool, window: Any, sizes: Sizes | None) -> Mask:
         left = right = int(window) - 1
     elif isinstance(window, (tuple, list)) and len(window) == 2:
         if not all(n is None or isinstance(n, (int, np.integer)) for n in window):
-            raise error("attention-option", f"window {tuple(window)} has a side that is no integer", expected="integers or None",
-                        found=str(tuple(window)), hint="window=(1023, 0)")
+            found = str(tuple(window))
+            raise error("attention-option", f"window {found} has a side that is no integer", expected="integers or None",
+                        found=found, hint="window=(1023, 0)")
         left, right = (None if n is None else int(n) for n in window)
         if (left is not None and left < 0) or (right is not None and right < 0):
             raise error("attention-option", f"window ‹{tuple(window)}› has a negative side", expected="sides of at least 0",

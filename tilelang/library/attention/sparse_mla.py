@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 
 from tilelang.errors import error
 
-from ..arrays import contiguous, copied_to, empty, is_numpy, place, type_name
+from ..arrays import capturing, contiguous, copied_to, empty, filled, is_numpy, place, settled, type_name
 from ..caches import Cache
+from ..place import Place
 from .inputs import check_gradient, check_scale, check_tensors, device_of, fast_kernel, running_on
 from .mla_kernels import MlaForm, mla_attention
-from .mla_plan import MlaPlan, divide, plain_kernel, planned, splits_of
+from .mla_plan import MlaPlan, divide, divide_on_device, plain_kernel, planned, splits_of
 
 _PLANS: Cache[MlaPlan] = Cache(64)
 _WHOLE = 4  # queries a block from which on no query is divided
@@ -46,7 +48,11 @@ def sparse_mla(q: Any, kv: Any, indices: Any, counts: Any = None, *, dim_v: int 
     if queries and f.heads:
         outputs = [out, logs]
         if planned(f, at):
-            plan = _PLANS.made((queries, most, f.heads, at, place(q)), lambda: _plan(q, queries, most, splits_of(at, f.heads)))
+            key, splits = (queries, most, f.heads, at, place(q)), splits_of(at, f.heads)
+            plan = _PLANS.get(key)
+            if plan is None:
+                plan = _captured_plan(q, queries, most, splits, at) if capturing(q) else _PLANS.keep(
+                    key, _plan(q, queries, most, splits))
             splits = int(plan.begins.shape[0]) - 1
             f, slots = f._replace(splits=splits, divided=plan.divided), queries + splits if plan.divided else 1
             workspace = [empty(q, (slots, f.heads, *last), "float32") for last in ((dim_v,), ())]
@@ -73,7 +79,16 @@ def _plan(q: Any, queries: int, most: int, splits: int) -> MlaPlan:
         begins = np.zeros((splits + 1, 2), np.int32)
         begins[:, 0] = np.arange(splits + 1) * queries // splits
         plan = MlaPlan(begins, np.zeros((queries, 2), np.int32), False)
-    return plan if is_numpy(q) else MlaPlan(*(copied_to(q, np.ascontiguousarray(x)) for x in plan[:2]), plan.divided)
+    return plan if is_numpy(q) else MlaPlan(*(settled(copied_to(q, np.ascontiguousarray(x))) for x in plan[:2]), plan.divided)
+
+
+def _captured_plan(q: Any, queries: int, most: int, splits: int, at: Place) -> MlaPlan:
+    """The same by the device alone, for a CUDA graph, which computes it each time."""
+    if queries < _WHOLE * splits:
+        return divide_on_device(filled(q, (queries,), most, "int32"), splits, at)
+    torch = sys.modules["torch"]
+    first = torch.arange(splits + 1, device=q.device, dtype=torch.int32) * queries // splits
+    return MlaPlan(torch.stack((first, torch.zeros_like(first)), 1), filled(q, (queries, 2), 0, "int32"), False)
 
 
 def _form(q: Any, kv: Any, indices: Any, counts: Any, dim_v: int) -> MlaForm:

@@ -38,8 +38,8 @@ def linear_attention(q: Any, k: Any, v: Any, log_decay: Any = None, *, scale: fl
 
     q, k: (batch, seq, heads, dim), v: (batch, seq, heads, dim_v), float16, bfloat16 or, on the CPU, float64; dim and dim_v
     at most 256; others than multiples of 16 are copied with zeros behind.  log_decay: (batch, seq, heads), or (heads,) for all
-    tokens, float32 (float64 of float64), at most 0, -inf for a new sequence; None: 0.  The state is float32; scores, decayed keys and what queries read
-    of the state are rounded to q's type.
+    tokens, float32 (float64 of float64), at most 0; -inf (as less than -100, of float64 -1000) begins a new sequence; None: 0.
+    The state is float32; scores, decayed keys and what queries read of the state are rounded to q's type.
 
     Gradients of all four, of their types; saved are the four inputs alone.  For that of log_decay, backward keeps the state
     before each 64 tokens in q's type.
