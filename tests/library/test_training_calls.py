@@ -96,6 +96,22 @@ def test_heads_of_any_dimension_in_an_engine():
     torch.testing.assert_close(found, torch.einsum("bhij,bjhd->bihd", weights, v), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_heads_of_multiples_of_8_are_read_as_they_lie(packed):
+    """Tiles have 32 columns for 24: nothing is written behind those of a row."""
+    q, k, v = (x[0] if packed else x for x in (drawn(1, 40, 2, 24, kind=torch.float16, seed=n) for n in range(3)))
+    options = {"causal": True, **({"cu_seqlens_q": torch.tensor([0, 15, 40], dtype=torch.int32)} if packed else {})}
+    wide = [F.pad(x, (0, 8)).requires_grad_() for x in (q, k, v)]
+    given = [x.requires_grad_() for x in (q, k, v)]
+    out, padded = flash_attention(*given, **options), flash_attention(*wide, scale=24**-0.5, **options)[..., :24]
+    found, wanted = (torch.autograd.grad(y.float().cos().sum(), x) for y, x in ((out, given), (padded, wide)))
+    torch.testing.assert_close([out, *found], [padded, *(x[..., :24] for x in wanted)], rtol=2e-3, atol=2e-3)
+    room = torch.full((*q.shape[:-1], 40), 7.0, dtype=torch.float16)
+    with torch.no_grad():
+        flash_attention(q, k, v, out=room[..., :24], **options)
+    assert (room[..., :24] == out).all() and (room[..., 24:] == 7).all()
+
+
 # ---- named errors ----------------------------------------------------------------------------------------------------------
 
 CALLS = {

@@ -22,7 +22,7 @@ from .backward_kernels import dense_backward, packed_backward
 from .build import any_sizes, symbolic, symbolic_functions, symbolic_strides
 from .dropout import check_dropout
 from .form import DROPPING, FACTS, LOG2E, PLAIN, AttentionForm, BackwardForm, ScoreFunctions, Tile
-from .inputs import check_alike, check_scale, check_tensors, fast_kernel, running_on, strides_of
+from .inputs import UNIT, check_alike, check_scale, check_tensors, fast_kernel, running_on, strides_of
 from .problem import AttentionProblem, Mask, Sizes, attention_problem, opened
 from .tile_cost import GROUP, Machine, machine_of
 
@@ -104,7 +104,7 @@ def _prepare(tensors: dict[str, Any], target: Any, deterministic: bool | None, *
     at = running_on(q, target)
     given = {**{n: tensors.get(n) for n in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "sinks")}, "out": None}
     p = opened(attention_problem(given, at.target.is_gpu, with_lse=tensors["grad_lse"] is not None, dynamic=dynamic_shapes(),
-                                 **options), at, "backward", deterministic, most=OWN_QUERIES)
+                                 unit=UNIT, **options), at, "backward", deterministic, most=OWN_QUERIES)
     return prepared(p, tensors, at, deterministic, PLAIN if p.packed or not p.drop else DROPPING)
 
 
@@ -218,7 +218,8 @@ def backward_form(p: AttentionProblem, machine: Machine, tensors: dict[str, Any]
     if deterministic is None:
         deterministic = machine.kind == "wgmma"
     keys, queries = backward_tiles(machine, p, deterministic, functions.block)
-    plain = AttentionForm(p.sizes, fixed.strides, p.layout, p.dtype, p.mask, keys, p.with_lse, p.scale, drop=p.drop)
+    plain = AttentionForm(p.sizes, fixed.strides, p.layout, p.dtype, p.mask, keys, p.with_lse, p.scale, drop=p.drop,
+                          columns=p.columns)
     copied = [*p.copied, *(s is None for s in found)]
     return fitted(BackwardForm(plain, gradient, queries if deterministic else None, functions), machine, at, p.dynamic), copied
 

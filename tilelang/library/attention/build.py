@@ -32,7 +32,8 @@ def plan_attention(p: AttentionProblem, machine: Machine, tile: Tile | None = No
         return _open_plan(p, machine, tile)
     tile = tile or attention_tile(machine, p.sizes, p.mask)
     partition = None if p.extras else estimate(machine, p.sizes, p.mask, tile)[1]
-    form = AttentionForm(p.sizes, p.strides, p.layout, p.dtype, p.mask, tile, p.with_lse, p.scale, partition, p.sinks, p.drop)
+    form = AttentionForm(p.sizes, p.strides, p.layout, p.dtype, p.mask, tile, p.with_lse, p.scale, partition, p.sinks, p.drop,
+                         p.columns)
     shapes = () if partition is None else ((partition.splits, tile.rows, p.sizes.dim_v), (partition.splits, tile.rows))
     return form, tuple((s, "float32") for s in shapes)
 
@@ -80,7 +81,7 @@ def any_sizes(p: AttentionProblem, tile: Tile) -> AttentionForm:
                     for s, shape in zip(p.strides, p.shapes))
     counts = (n if n == 1 and not p.packed else None for n in p.sizes[:3])
     return AttentionForm(Sizes(*counts, *p.sizes[3:]), strides, p.layout, p.dtype, p.mask, tile, p.with_lse, p.scale,
-                         sinks=p.sinks, drop=p.drop)
+                         sinks=p.sinks, drop=p.drop, columns=p.columns)
 
 
 def attention_kernel(f: AttentionForm, at: Place) -> JITKernel:

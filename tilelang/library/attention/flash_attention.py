@@ -19,7 +19,7 @@ from .build import attention_kernel, plan_attention, tiles_to_time
 from .dropout import check_dropout
 from .flash_decode import NAMES as decode_names, prepare as prepare_decode
 from .form import Tile
-from .inputs import check_disjoint, check_scale, check_tensors, running_on, with_whole_heads
+from .inputs import UNIT, check_disjoint, check_scale, check_tensors, running_on, with_whole_heads
 from .problem import AttentionProblem, attention_problem, fold, mask_of, opened
 from .tile_cost import Machine, machine_of
 
@@ -34,7 +34,7 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     q: (batch, seq_q, heads, dim), k: (batch, seq_k, kv_heads, dim), v: (batch, seq_k, kv_heads, dim_v) with layout="bshd";
     heads before sequences with "bhsd".  heads is a multiple of kv_heads: query head h reads kv head h // (heads / kv_heads).
     float16, bfloat16, float32 (GEMMs in tf32 on a GPU) or float64 (CPU only); dim and dim_v up to 256: others than
-    multiples of 16 are copied with zeros behind. torch tensors on one CUDA device or the CPU, or NumPy arrays; any strides
+    multiples of 8 are copied with zeros behind. torch tensors on one CUDA device or the CPU, or NumPy arrays; any strides
     (tensors whose rows are not contiguous, or not aligned to 16 bytes, are copied).
 
     Query i stands at key position p = i + seq_k - seq_q: the last query sees the last key (bottom-right alignment).
@@ -89,7 +89,7 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
         lambda q, k, v, scale: flash_attention(
             q, k, v, causal=causal, scale=scale, window=window, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
             return_lse=return_lse, layout=layout, target=target, tune=tune, deterministic=deterministic, sinks=sinks,
-            dropout=dropout, seed=seed), q, k, v, scale, out)
+            dropout=dropout, seed=seed), q, k, v, scale, out, UNIT)
     if whole is not None:
         return whole
     drop, seed = check_dropout(dropout, seed, q) if dropout else (0, None)
@@ -137,7 +137,7 @@ def _prepare(tensors: dict[str, Any], target: Any, tune: bool | None, **options:
     check_tensors("flash_attention", tensors, _NAMES[:3], _NAMES[3:], double=True)
     q, out = tensors["q"], tensors["out"]
     at = running_on(q, target)
-    problem = attention_problem(tensors, at.target.is_gpu, **options, dynamic=dynamic_shapes())
+    problem = attention_problem(tensors, at.target.is_gpu, **options, dynamic=dynamic_shapes(), unit=UNIT)
     if at.target.is_gpu and problem.few_queries:
         return _few_queries(tensors, target, tune, options["scale"], problem)
     problem = opened(problem, at, "forward")
@@ -179,7 +179,7 @@ def _tuned(problem: AttentionProblem, machine: Machine, tensors: dict[str, Any],
 
     p, arrays = problem.folded, tuple(tensors[n] for n in _NAMES[:-1])
     counts = candidates.rounded(p.sizes[:3]) if p.packed or p.dynamic else list(p.sizes[:3])
-    key = [p.layout, p.dtype, *p.sizes[3:], p.mask.left, p.mask.right, p.with_lse, p.scale is None, *p.copied]
+    key = [p.layout, p.dtype, *p.sizes[3:], *p.columns, p.mask.left, p.mask.right, p.with_lse, p.scale is None, *p.copied]
     results = problem.shapes[3], problem.strides[3], problem.lse_shape if problem.with_lse else None
     (tile,) = candidates.tuned_choice(
         "flash_attention", [key, counts], (arrays, problem.default_scale if scale is None else scale), p.sizes.seq_k, at,

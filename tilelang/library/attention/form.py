@@ -11,7 +11,7 @@ from tilelang.ir import const
 from ..arrays import accumulator
 from .decode_problem import DecodeSizes
 from .dropout import LEVELS
-from .problem import Mask, Sizes
+from .problem import Mask, Sizes, whole
 
 LOG2E = 1.4426950408889634
 FACTS = 8  # integers of a tile of packed sequences: head, first row, the sequence's first query and length, first key and
@@ -68,7 +68,7 @@ class AttentionForm:
     sizes: ints, or symbols for sizes known at calls; heads and head dimensions are ints. strides: of Q, K, V and O in elements,
     the last one 1. layout: "bshd" (batch, sequence, head, dim), "bhsd", or "packed" (token, head, dim). scale: factor of the
     scores; None: a parameter of the kernel. partition: None where each tile of queries is computed by one block. sinks: whether
-    heads have sinks. drop: bytes of 256 that dropout drops.
+    heads have sinks. drop: bytes of 256 that dropout drops. columns: of the tensors, as in AttentionProblem.
     """
 
     sizes: Sizes
@@ -82,6 +82,7 @@ class AttentionForm:
     partition: WorkPartition | None = None
     sinks: bool = False
     drop: int = 0
+    columns: tuple[int, ...] = ()
 
     @property
     def extras(self) -> bool:
@@ -108,6 +109,7 @@ class AttentionForm:
     math = property(lambda self: self.dtype)  # the type of the operands of GEMMs
 
     def _tensor(self, number: int, length: Any, heads: int, dim: int) -> Any:
+        dim = self.columns[number > 1] if self.columns else dim
         batch, shape = self.sizes.batch, (length, heads, dim)
         if self.layout != "packed":
             shape = (batch, *shape) if self.layout == "bshd" else (batch, heads, length, dim)
@@ -127,10 +129,12 @@ class AttentionForm:
         return T.Tensor(((self.sizes.batch, *shape)[self.layout == "packed":]) if self.with_lse else (1,), self.accum)
 
     def rows(self, X: Any, b: Any, h: Any, start: Any, length: Any) -> Any:
-        """The region of rows of one head of Q, K, V or O."""
+        """The region of rows of one head of Q, K, V or O, with the columns of a tile: behind those of the tensor there are
+        zeros, and nothing is written."""
+        columns = slice(0, whole(X.shape[-1])) if self.columns else slice(None)
         if self.layout == "packed":
-            return X[start:start + length, h, :]
-        return X[b, start:start + length, h, :] if self.layout == "bshd" else X[b, h, start:start + length, :]
+            return X[start:start + length, h, columns]
+        return X[b, start:start + length, h, columns] if self.layout == "bshd" else X[b, h, start:start + length, columns]
 
 
 @dataclass(frozen=True)

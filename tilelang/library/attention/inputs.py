@@ -121,26 +121,27 @@ def check_scale(scale: Any) -> float:
     return value
 
 
-def check_heads(heads: int, kv_heads: int, dim: int, dim_v: int) -> None:
+def check_heads(heads: int, kv_heads: int, dim: int, dim_v: int, unit: int = 16) -> None:
     """Check the numbers of heads and the head dimensions. Raises attention-shape."""
     if kv_heads == 0 or heads % kv_heads:
         raise error("attention-shape", f"‹{heads}› query heads are no multiple of {kv_heads} kv heads",
                     expected=f"a multiple of {kv_heads} query heads", hint="each kv head serves the same number of query heads")
     for name, n in (("head dimension of q and k", dim), ("head dimension of v", dim_v)):
-        if n % 16 or not 0 < n <= 256:
-            raise error("attention-shape", f"the {name} must be «a multiple of 16 up to 256», found {n}",
+        if n % unit or not 0 < n <= 256:
+            raise error("attention-shape", f"the {name} must be «a multiple of {unit} up to 256», found {n}",
                         hint="pad with zeros: they change neither scores nor the other columns of the result")
 
 
-def with_whole_heads(attend: Callable[..., Any], q: Any, k: Any, v: Any, scale: float | None, out: Any = None) -> Any:
-    """What `attend(q, k, v, scale)` gives for heads with zeros up to multiples of 16 elements, without their columns.
+def with_whole_heads(attend: Callable[..., Any], q: Any, k: Any, v: Any, scale: float | None, out: Any = None,
+                     unit: int = 16) -> Any:
+    """What `attend(q, k, v, scale)` gives for heads with zeros up to multiples of `unit` elements, without their columns.
 
     None where nothing is to be added, or cannot be. The zeros are copied; they change neither scores nor the first columns of
     a result. out: where the result goes. Raises attention-shape unless it has the result's shape.
     """
     try:
         dim, dim_v = q.shape[-1], v.shape[-1]
-        if not (dim % 16 or dim_v % 16):  # what most calls come to
+        if not (dim % unit or dim_v % unit):  # what most calls come to
             return None
         dims = dim, k.shape[-1], dim_v
     except (AttributeError, IndexError):  # no tensors with elements of a head: the checks of the function name them
@@ -151,7 +152,7 @@ def with_whole_heads(attend: Callable[..., Any], q: Any, k: Any, v: Any, scale: 
     if out is not None and tuple(getattr(out, "shape", ())) != wanted:
         raise error("attention-shape", f"`out` is no tensor of shape {wanted}", expected=f"a tensor of shape {wanted}",
                     found=str(tuple(getattr(out, "shape", ()))), hint="leave it out, or give it the shape of the result")
-    found = attend(*(_with_zeros(x, -n % 16) for x, n in zip((q, k, v), dims)), dim ** -0.5 if scale is None else scale)
+    found = attend(*(_with_zeros(x, -n % unit) for x, n in zip((q, k, v), dims)), dim ** -0.5 if scale is None else scale)
     result, *logs = found if isinstance(found, tuple) else (found,)
     result = result[..., :dim_v]
     if out is not None:

@@ -173,7 +173,7 @@ def packed_attention(f: AttentionForm, sms: int = 1) -> Any:
             acc, total = attend(f, work, copying(f.rows(Q, None, h, q0 + row, rows)), c,
                                 key_range(K, V, h // f.group, (k0, seq_k), at, first, last),
                                 extras_of(f, Sinks, Seed, Tiles[n, 6], h, lambda k, key: (row, k * keys)))
-            Own = T.make_tensor(T.address_of(O[0, 0, 0]), (q0 + seq_q, heads, dim_v), f.dtype, f.strides[3])  # ends with them
+            Own = T.make_tensor(T.address_of(O[0, 0, 0]), (q0 + seq_q, *O.shape[1:]), f.dtype, f.strides[3])  # ends with them
             if seq_q > 0:
                 T.copy(acc, f.rows(Own, None, h, q0 + row, rows))
             if f.with_lse:

@@ -46,7 +46,8 @@ class AttentionProblem:
     result, in elements, as a kernel reads and writes them. copied: which of q, k, v the kernel cannot read as they are stored,
     so that contiguous copies are made. scale: the factor that is compiled in; None: each call gives its own. dynamic: the
     kernel takes any sizes and strides; opened: any sizes, because calls have come with several. sinks, drop: as in
-    AttentionForm. asked: the mask with the limits that have no effect for these sizes too; None: `mask`.
+    AttentionForm. asked: the mask with the limits that have no effect for these sizes too; None: `mask`. columns: the head
+    dimensions of the tensors, multiples of 8, where those of tiles (in sizes), multiples of 16, are others; else ().
     """
 
     sizes: Sizes
@@ -63,6 +64,7 @@ class AttentionProblem:
     drop: int = 0
     opened: bool = False
     asked: Mask | None = None
+    columns: tuple[int, ...] = ()
 
     @property
     def family(self) -> tuple[Any, ...]:
@@ -70,7 +72,7 @@ class AttentionProblem:
         lengths = 1 if self.layout == "bshd" else 2
         steps, mask = tuple(s[lengths:] for s in self.strides), self.mask if self.asked is None else self.asked
         return (self.sizes[3:], self.sizes.batch == 1, mask, self.folded is self, self.layout, self.dtype, steps, self.copied,
-                self.with_lse, self.scale, self.sinks, self.drop)
+                self.with_lse, self.scale, self.sinks, self.drop, self.columns)
 
     @property
     def extras(self) -> bool:
@@ -93,7 +95,7 @@ class AttentionProblem:
     @property
     def default_scale(self) -> float:
         """The factor of the scores where the call gives none."""
-        return float(self.sizes.dim**-0.5)
+        return float((self.columns or self.sizes[5:])[0]**-0.5)
 
     @property
     def empty(self) -> bool:
@@ -106,7 +108,7 @@ class AttentionProblem:
         them."""
         z, group = self.sizes, self.sizes.heads // self.sizes.kv_heads
         return (self.layout == "bshd" and self.strides[3] == compact(self.shapes[3]) and self.mask == Mask(None, 0)
-                and group > 1 and group * z.seq_q <= 64 and not self.empty and not self.extras)
+                and group > 1 and group * z.seq_q <= 64 and not self.empty and not self.extras and not self.columns)
 
     @property
     def folded(self) -> AttentionProblem:
@@ -135,8 +137,10 @@ def opened(p: AttentionProblem, at: Place, *kind: Any, most: int | None = None) 
 
 
 def attention_problem(tensors: Mapping[str, Any], on_cuda: bool, *, causal: bool, window: Any, layout: str, scale: float | None,
-                      with_lse: bool, dynamic: bool = False, drop: int = 0) -> AttentionProblem:
+                      with_lse: bool, dynamic: bool = False, drop: int = 0, unit: int = 16) -> AttentionProblem:
     """The problem of a call.
+
+    unit: what head dimensions are multiples of.
 
     tensors: q, k, v, cu_seqlens_q, cu_seqlens_k, out, whose kinds were checked; the last three are None where left out, and
     sinks where they have one.
@@ -146,7 +150,7 @@ def attention_problem(tensors: Mapping[str, Any], on_cuda: bool, *, causal: bool
     if on_cuda and type_name(q) == "float64":
         raise error("attention-argument", "attention in float64 runs on the CPU only", found="float64 on a GPU",
                     expected="float16, bfloat16 or float32 on a GPU", hint="convert them, or move them to the CPU")
-    sizes = _sizes(tensors, layout)
+    sizes = _sizes(tensors, layout, unit)
     shape = (*(int(n) for n in q.shape[:-1]), sizes.dim_v)
     aligned = on_cuda and not is_numpy(q)
     arrays, sinks = [tensors[n] for n in "qkv"], tensors.get("sinks")
@@ -162,12 +166,19 @@ def attention_problem(tensors: Mapping[str, Any], on_cuda: bool, *, causal: bool
                     hint="leave it out, or allocate it with torch.empty")
     steps = tuple(s or compact(x.shape) for s, x in zip(found, arrays))
     fixed = scale if scale is not None else float(sizes.dim**-0.5)
+    columns = (sizes.dim, sizes.dim_v) if sizes.dim % 16 or sizes.dim_v % 16 else ()
+    sizes = sizes._replace(dim=whole(sizes.dim), dim_v=whole(sizes.dim_v))
     return AttentionProblem(
         sizes, mask_of(causal, window, None if packed else sizes), "packed" if packed else layout, type_name(q),
         (*(tuple(int(n) for n in x.shape) for x in arrays), shape),
         (*steps, (strides_of(out) or ()) if out is not None else compact(shape)), tuple(s is None for s in found), with_lse,
         None if dynamic and scale is not None else fixed, dynamic, sinks is not None, drop,
-        asked=mask_of(causal, window, None))
+        asked=mask_of(causal, window, None), columns=columns)
+
+
+def whole(columns: int) -> int:
+    """Columns of a tile: the next multiple of 16."""
+    return -(-columns // 16) * 16
 
 
 def fold(x: Any, layout: str, kv_heads: int) -> Any:
@@ -191,7 +202,7 @@ def _ranks(q: Any, k: Any, v: Any, rank: int, names: str) -> None:
                         hint="packed sequences have 3 dimensions and cu_seqlens_q, others 4")
 
 
-def _sizes(tensors: Mapping[str, Any], layout: str) -> Sizes:
+def _sizes(tensors: Mapping[str, Any], layout: str, unit: int) -> Sizes:
     """The sizes of a call whose tensors and layout are checked. Raises attention-option, attention-shape."""
     q, k, v, cu_q, cu_k, out = (tensors[n] for n in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "out"))
     if layout not in LAYOUTS:
@@ -203,7 +214,7 @@ def _sizes(tensors: Mapping[str, Any], layout: str) -> Sizes:
                     expected="cu_seqlens_q too", found="none", hint="give both, or cu_seqlens_q alone")
     sizes = _packed_sizes(q, k, v, cu_q, cu_k) if packed else _dense_sizes(q, k, v, layout)
     shape = (*q.shape[:-1], sizes.dim_v)
-    check_heads(sizes.heads, sizes.kv_heads, sizes.dim, sizes.dim_v)
+    check_heads(sizes.heads, sizes.kv_heads, sizes.dim, sizes.dim_v, unit)
     check_alike(q, {"k": k, "v": v, "out": out})
     if out is not None and tuple(out.shape) != shape:
         raise error("attention-shape", f"out has shape ‹{tuple(out.shape)}›, expected «{shape}»", hint="leave it out")
