@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from tilelang.library import conv2d
+from tilelang.library.place import Place
 from tilelang.library.training import convolution
 from tilelang.library.training.convolution import CONV2D
 from tilelang.library.training.convolution import image_gradient, mixed_place, weight_gradient
+from tilelang.target import Target
 
 H200 = {"kind": "cuda", "arch": "sm_90a"}
 # images, height, width, channels, features, kernel, stride, padding, dilation, type
@@ -52,6 +54,15 @@ def test_results_and_gradients_of_the_reference_interpreter():
 @pytest.mark.parametrize("name", ["3x3", "stride", "uneven"])
 def test_results_and_gradients_on_the_device_simulator(name):
     check(name, "cuda -arch=sm_90a", 1e-3)
+
+
+@pytest.mark.parametrize("images, size, channels", [(4, 128, 48), (8, 32, 320)])
+def test_gradients_of_images_have_tiles_of_any_width(images, size, channels):
+    """Their layout is for widths that are powers of two; others have the compiler's."""
+    place = Place(Target("cuda -arch=sm_90a"), None, 132)
+    x, w = np.empty((images, size, size, channels), np.float16), np.empty((channels, 3, 3, channels), np.float16)
+    f = convolution.tiled(convolution._form(x, w, [1, 1], [1, 1], [1, 1]), place, images * size**2, True)
+    assert f.tile.bn & (f.tile.bn - 1) and image_gradient(f) is not None
 
 
 @pytest.mark.parametrize("program", [convolution.convolution, image_gradient, weight_gradient])

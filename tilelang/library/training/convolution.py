@@ -297,8 +297,8 @@ def _rows_of_groups(t: Tile, vector: int) -> Any:
     """Iterations over a tile in which each warp group has the rows of its accumulator, so that groups do not wait for each
     other; None where a group has no whole ones.  vector: elements of an access."""
     groups, words = t.threads // 128, t.bn // vector
-    if t.threads % 128 or t.bn % vector or t.bm % (64 * groups) or 64 * words % 128:
-        return None
+    if t.threads % 128 or t.bn % vector or t.bm % (64 * groups) or 64 * words % 128 or words & (words - 1):
+        return None  # what is no power of two makes no sums of digits of i and of j
     each = t.bm // groups
 
     def place(i: Any, j: Any) -> tuple[Any, Any]:
