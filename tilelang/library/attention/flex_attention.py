@@ -256,7 +256,8 @@ def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None,
     q, k, v, layout ("bshd" or "bhsd"), scale, return_lse, target: as flash_attention takes them (float16, bfloat16, float32).
     q, k and v have gradients, as those of flash_attention; the derivative of score_mod is made of expressions, and a function
     without a known one is an error. tensors have none. It is one operator for torch.compile, which reads the functions, and the
-    values that they read, when it traces: functions of globals, or made outside of what is compiled.
+    values that they read, when it traces: functions of globals, or made outside of what is compiled. It compares masks and
+    engines by content, and functions by identity (torch before 2.13: by code, so captured values must not differ).
     The bound of its error holds with the error of the changed scores added. Each pair of functions, with the values that they
     read, compiles a kernel for the first lengths, and one for all others (of sequences, masks and tensors), whose bits can
     differ. A query that sees no key gives 0 and the logarithm -inf.
