@@ -113,7 +113,7 @@ def _backward(centred: bool, x: Any, weight: Any, bias: Any, stats: Any, summed:
 
 def _blocks(at: Place, f: NormForm, rows: int) -> int:
     """The number of blocks that go over the rows: those that run at once."""
-    return max(1, min(-(-rows // f.tile.rows), at.chip.sms * max(1, 512 // f.tile.threads)))
+    return max(1, min(-(-rows // f.tile.rows), at.chip.sms * (512 // f.tile.threads)))
 
 
 def _norm(name: str, centred: bool) -> Function:

@@ -33,8 +33,6 @@ class RowTile(NamedTuple):
         if 512 < columns <= WIDEST:
             width = -(-columns // 512) * 512
         threads = max(128, -(-width // each // 128) * 128)
-        if width > 2048 and width % threads:  # uneven threads take more registers, and loads of 16 bytes are cut
-            threads = next((t for t in range(threads, 1025, 128) if width % (8 * t) == 0), 256)
         return RowTile(max(1, 128 * 16 // width), width, -(-columns // width), threads)
 
 
