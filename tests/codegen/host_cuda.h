@@ -112,6 +112,7 @@ static inline __nv_bfloat162 __floats2bfloat162_rn(float a, float b) { return {_
   static inline T __hmul2(T a, T b) { return {a.x * b.x, a.y * b.y}; }
 PAIR_OPERATORS(__half2) PAIR_OPERATORS(__nv_bfloat162)
 static inline __half2 __half2half2(__half x) { return {x, x}; }
+static inline __nv_bfloat162 __bfloat162bfloat162(__nv_bfloat16 x) { return {x, x}; }
 static inline __half2 __halves2half2(__half x, __half y) { return {x, y}; }
 static inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {  // sums of products of halves are exact as doubles, nearly all
   return {__half(float((double)a.x * b.x + c.x)), __half(float((double)a.y * b.y + c.y))};
@@ -122,6 +123,8 @@ static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned s) {
   return (unsigned)out;
 }
 static inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
+static inline float __uint_as_float(unsigned x) { return __int_as_float((int)x); }
+static inline unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 static inline int __clzll(long long x) { return x ? __builtin_clzll(x) : 64; }

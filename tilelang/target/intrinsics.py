@@ -169,7 +169,8 @@ add_intrinsic(Intrinsic("combine_operand", 2, PURE, result="attr"))
 add_intrinsic(Intrinsic("pack_pairs", 1, PURE, lambda x: x, result="attr"))
 # Converts an integer to a 16-bit float; it is at least `low`, and its range is not larger than the values of a significand.
 add_intrinsic(Intrinsic("small_int_to_float", 1, PURE, lambda x, low: x, result="attr"))
-# Converts two unsigned weights at bits `low` and `high` of a byte, minus a zero point from 0 to 255, to float16x2.
+# Converts two unsigned weights at bits `low` and `high` of a byte, minus a zero point from 0 to 255, to two
+# 16-bit floats.
 add_intrinsic(Intrinsic("dequantise_pair", -1, PURE, _dequantised, result="attr"))
 
 # ---- predicates and integer functions ------------------------------------------------------------------------------

@@ -141,8 +141,9 @@ class Memory:
             codes = self.x.top(packed) if v.dtype.lanes == 2 else self._vector_address(packed)
             self.page.emit(f"tl::{of}({to}, {codes}, {self._vector_address(table)});")
         elif any(x.op == "dequantise_pair" for x in walk(v, Call)):
-            self.page.worked_with.add("float16")
-            self.page.emit(f"*reinterpret_cast<__half2*>({to}) = {self._pair(v)};")
+            self.page.worked_with.add(v.dtype.base)
+            pair = "__half2" if v.dtype.base == "float16" else "__nv_bfloat162"
+            self.page.emit(f"*reinterpret_cast<{pair}*>({to}) = {self._pair(v)};")
         else:
             self.page.emit(f"tl::store<{lane_args(v.dtype)}>({to}, {self.x.top(v)});")
 
@@ -166,15 +167,16 @@ class Memory:
         return self.element(v.buffer, v.indices)
 
     def _pair(self, e: Expr) -> str:
-        """The text of a pair of float16 values: weights of one byte, times factors that both have."""
+        """The text of a pair of 16-bit floats: weights of one byte, times factors that both have."""
+        half = e.dtype.base == "float16"
         if isinstance(e, Binary):
             return f"__h{e.op}2({self._pair(e.a)}, {self._pair(e.b)})"
         if isinstance(e, Broadcast):
-            return f"__half2half2({self.x.top(e.value)})"
+            return f"{'__half2half2' if half else '__bfloat162bfloat162'}({self.x.top(e.value)})"
         byte, *zero_point = e.args  # type: ignore[attr-defined]
-        zero = "".join(f", tl::small_half<0>({self.x.top(x)})" for x in zero_point)
+        zero = "".join(f", tl::small_half<0>({self.x.top(x)})" if half else f", {self.x.top(x)}" for x in zero_point)
         o = e.options  # type: ignore[attr-defined]
-        return f"tl::coded_pair<{o.low}, {o.high}, {o.mask}>({self.x.top(byte)}{zero})"
+        return f"tl::coded_pair{'' if half else '_bfloat16'}<{o.low}, {o.high}, {o.mask}>({self.x.top(byte)}{zero})"
 
 
 def _taken_storages(launch: Launch) -> set[Var]:

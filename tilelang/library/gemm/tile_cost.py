@@ -24,12 +24,13 @@ from .tile_candidates import candidates, column_chunks, ordered, shared_bytes, s
 _ISSUE = {1: 1.275, 2: 1.255, 3: 1.28}  # cycles for one cycle of the tensor cores, by the number of consumer warp groups
 # Least cycles of an iteration over 128 bytes of k, however narrow its tile: 64 rows by 16, 24, 32 columns take 173 to 185.
 _LEAST = 181.0
-_NORM = 12  # exponent for loads and MMAs of about equal time, which sometimes wait for each other
+# Exponent for loads and MMAs of about equal time, which sometimes wait for each other; second: in several waves.
+_NORM, _NORM_LONG = 12, 8
 _BOTH = 5  # the same for a tile's own work and memory
 # Cycles of a stage for each doubling of a cluster, because a stage is free only when all blocks have read it; second: in one
 # wave.
 _WAITING, _WAITING_ONCE = 28.3, 19.0
-_FELT_LONG = 1.1  # in four waves and more, the factor of the cost of edge tiles
+_FELT_LONG = 0.6  # in four waves and more, the factor of the cost of edge tiles
 _SHARED_ROWS = 1.14, 1.02  # factors for memory traffic of shared tiles: stages with 128-byte rows, with 256-byte rows
 # Additional cycles of clusters of 4 and 8 over clusters of two: 128x72 tiles at 1000 cubed take 7.8 us in clusters of 2 x 2,
 # 7.3 in 2 x 4. Where neighbours share the larger operand: 192x104 at 10000x200x1000 take 10.9 in 2 x 1, 11.1 in 2 x 2 and 2 x
@@ -212,9 +213,8 @@ def _stage(chip: Chip, t: Tile, waves: int, matrix: float, load: float, depth: f
     if chip.kind != "wgmma":
         return max(matrix, load)
     least = _LEAST * depth / 128
-    if waves > 1:
-        return max(matrix, load, least) + waiting
-    return float((matrix**_NORM + load**_NORM + least**_NORM) ** (1 / _NORM)) + waiting
+    norm = _NORM if waves == 1 else _NORM_LONG
+    return float((matrix**norm + load**norm + least**norm) ** (1 / norm)) + waiting
 
 
 def _store_cycles(chip: Chip, p: TileProblem, t: Tile, across: bool, out_bytes: float) -> float:

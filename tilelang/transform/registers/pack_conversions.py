@@ -18,8 +18,9 @@ more bits keeps its conversion, which takes it as it is.
 
 `dequantise_pair` converts two quantised weights of a byte with three instructions: one PRMT copies the byte into both halves,
 one LOP3 keeps in each half its weight as the significand of 1024, and one HFMA2 subtracts 1024 (and other leftover bits) and
-the zero point.  Otherwise each weight takes a mask, a shift, a conversion and a subtraction.  Every step is exact except a
-multiplication behind it, which rounds as the scalar one does.
+the zero point.  Otherwise each weight takes a mask, a shift, a conversion and a subtraction.  bfloat16, of CUDA devices, takes
+four: its significand has room for weights at the lowest bits alone, and not for 128 and any zero point.  Every step is exact
+except a multiplication behind it, which rounds as the scalar one does.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from tilelang.ir import (Alloc, Bind, Binary, Broadcast, Buffer, Call, Cast, Con
 from tilelang.ir.children import children
 from tilelang.ir.visitor import mapped
 from tilelang.ops.distribute import conjunction
+from tilelang.target import Target
 from tilelang.target.register_forms import Form, form_of, packed_source, sum_form
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
 from .code_tables import uncast
 
-_MAX_ZERO_POINT = 255  # 1024 + zero point is exact in float16
-_PAIR = dtype("float16x2")
+_MAX_ZERO_POINT = 255  # 1024 + zero point is exact in float16, the zero point in bfloat16
 # How many integers from a power of two on have consecutive bit patterns: 2 to the number of significand bits.
 _COUNTING = {"float16": 1024, "bfloat16": 128}
 _BYTES = ("int8", "uint8")
@@ -54,14 +55,18 @@ def pack_conversions(launch: Launch, cx: PassContext) -> Any:
     Keeps: every value, bit for bit.
     """
     found = any(x.dtype.base in _COUNTING or _is_of_bytes(x) for x in walk(launch.body, Cast))
-    return _Conversions(launch, cx.target is not None and cx.target.has_fp8_pairs).visit(launch) if found else None
+    return _Conversions(launch, cx.target).visit(launch) if found else None
 
 
 class _Conversions:
-    """Visits the statements of a launch in program order.  narrow: whether there are conversions of pairs of float8."""
+    """Visits the statements of a launch in program order.
 
-    def __init__(self, launch: Launch, narrow: bool) -> None:
-        self.narrow = narrow
+    narrow: whether there are conversions of pairs of float8. weights: the types of which pairs of weights are made.
+    """
+
+    def __init__(self, launch: Launch, target: Target | None) -> None:
+        self.narrow = target is not None and target.has_fp8_pairs
+        self.weights = ("float16", "bfloat16") if target is not None and target.is_cuda else ("float16",)
         self.analyzer = launch_analyzer(launch, free_vars(launch))
         self.types = {x.buffer.data: x.buffer.dtype for x in walk(launch.body, Alloc)}
 
@@ -187,7 +192,7 @@ class _Conversions:
                 not all(isinstance(x, Bind) for x in bound):
             return None
         b, inline = store.buffer, dict[Any, Any]()
-        if b.dtype.base != "float16" or b.dtype.lanes > 1 or b.scope_name != LOCAL or self.types.get(b.data) != b.dtype:
+        if b.dtype.base not in self.weights or b.dtype.lanes > 1 or b.scope_name != LOCAL or self.types.get(b.data) != b.dtype:
             return None
         for x in bound:
             inline[x.var] = substitute(x.value, inline)  # type: ignore[attr-defined]
@@ -201,19 +206,20 @@ class _Conversions:
 
     def _pair(self, e: Expr, v: Var) -> Expr | None:
         """Both values of e as a pair; None unless e is a weight of a byte, with terms and factors common to both."""
-        if isinstance(e, Binary) and e.op in ("mul", "add", "sub") and e.dtype.base == "float16":
+        pair = e.dtype.with_lanes(2)
+        if isinstance(e, Binary) and e.op in ("mul", "add", "sub") and e.dtype.base in self.weights:
             if v in free_vars(e.a) and v in free_vars(e.b):
                 return None
-            a, b = (self._pair(x, v) if v in free_vars(x) else Broadcast(x, 2, _PAIR) for x in (e.a, e.b))
-            return None if a is None or b is None else Binary(e.op, a, b, _PAIR)
-        return self._weights(e.value, v) if isinstance(e, Cast) and e.dtype == "float16" else None
+            a, b = (self._pair(x, v) if v in free_vars(x) else Broadcast(x, 2, pair) for x in (e.a, e.b))
+            return None if a is None or b is None else Binary(e.op, a, b, pair)
+        return self._weights(e.value, v, pair) if isinstance(e, Cast) and e.dtype.base in self.weights else None
 
-    def _weights(self, e: Expr, v: Var) -> Call | None:
+    def _weights(self, e: Expr, v: Var, to: Any) -> Call | None:
         """dequantise_pair of `byte >> shift & mask`, less a zero point; None for other values."""
         if isinstance(e, Cast) and e.dtype.is_int and e.dtype.lanes == 1:
-            return self._weights(e.value, v)
+            return self._weights(e.value, v, to)
         if isinstance(e, Binary) and e.op == "sub" and v not in free_vars(e.b):
-            pair = self._weights(e.a, v)
+            pair = self._weights(e.a, v, to)
             low, high = self.analyzer.interval(e.b)
             small = low is not None and low >= 0 and high is not None and high <= _MAX_ZERO_POINT and e.dtype.bits >= 16
             return replace(pair, args=(*pair.args, e.b)) if pair is not None and len(pair.args) == 1 and small else None
@@ -221,13 +227,13 @@ class _Conversions:
         if not isinstance(inner, Binary) or inner.op != "shr" or not isinstance(inner.a, Load) or inner.a.dtype.base != "uint8":
             return None
         byte, mask = inner.a, int(e.b.value)  # type: ignore[attr-defined]
-        if v in free_vars(byte) or byte.dtype.lanes > 1 or mask <= 0 or mask & mask + 1:
+        if v in free_vars(byte) or byte.dtype.lanes > 1 or not 0 < mask < _COUNTING[to.base] or mask & mask + 1:
             return None
         shifts = [self.analyzer.simplify(substitute(inner.b, {v: const(n, v.dtype)})) for n in range(2)]
         low, high = (int(x.value) if isinstance(x, Const) else -1 for x in shifts)
         if min(low, high) < 0 or mask << max(low, high) > 255:
             return None
-        return call("dequantise_pair", (byte,), _PAIR, low=low, high=high, mask=mask)
+        return call("dequantise_pair", (byte,), to, low=low, high=high, mask=mask)
 
     # ---- integers with few values -----------------------------------------------------------------------------------
 
