@@ -36,7 +36,7 @@ _OWN = 64.3  # bytes per cycle from L2 of data that one SM requests, all SMs loa
 # arrive at it and, in series, that it requests itself. _LONG_PAIRED: for other rows in clusters, the fraction of the time in
 # one wave.
 _LONG, _DRIFTED_FROM, _LONG_SECTORS, _LONG_OUTERMOST = 106.4, 3, 3.38, 1.34
-_LONG_ARRIVING, _LONG_ASKED, _LONG_PAIRED = 85.0, 286.2, 0.7
+_LONG_ARRIVING, _LONG_ASKED, _LONG_PAIRED = 64.4, 286.2, 0.85
 # Rates within one wave. _ASKED...: the fraction of the time an SM alone would take for what an SM of a cluster requests itself,
 # with rows across sectors, in two lines, and elsewhere. _ARRIVING...: bytes per cycle that arrive at it, from its own and its
 # neighbours' requests. _NARROW_ARRIVING: power of the fraction that a box's row has of 128 bytes, which makes narrow boxes

@@ -25,7 +25,7 @@ _ISSUE = {1: 1.275, 2: 1.255, 3: 1.28}  # cycles for one cycle of the tensor cor
 # Least cycles of an iteration over 128 bytes of k, however narrow its tile: 64 rows by 16, 24, 32 columns take 173 to 185.
 _LEAST = 181.0
 # Exponent for loads and MMAs of about equal time, which sometimes wait for each other; second: in several waves.
-_NORM, _NORM_LONG = 12, 8
+_NORM, _NORM_LONG = 12, 7
 _BOTH = 5  # the same for a tile's own work and memory
 # Cycles of a stage for each doubling of a cluster, because a stage is free only when all blocks have read it; second: in one
 # wave.
