@@ -49,8 +49,10 @@ TIMED = {
 
 def lined(m, n, k, order, **more):
     """A product of 16-bit operands stored without gaps, as matmul asks for it."""
-    return TileProblem(m, n, k, a_k=order[0] == "n", b_k=order[1] == "t", a_rows=math.gcd(2 * (k if order[0] == "n" else m), 128),
-                   b_rows=math.gcd(2 * (k if order[1] == "t" else n), 128), may_swap_ab=True, may_overlap=True, **more)
+    rows = k if order[0] == "n" else m, k if order[1] == "t" else n
+    a_rows, b_rows = (math.gcd(2 * x, 128) for x in rows)
+    return TileProblem(m, n, k, a_k=order[0] == "n", b_k=order[1] == "t", a_rows=a_rows, b_rows=b_rows, may_swap_ab=True,
+                       may_overlap=True, **more)
 
 
 def tile(bm, bn, stages, threads, how=""):

@@ -30,7 +30,7 @@ from typing import Any
 
 from tilelang.arith import flat_index, launch_analyzer, vector_base
 from tilelang.ir import (Alloc, Bind, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, For, If, Launch, Load, Node, Select,
-                         Stmt, Store, Var, call, const, contains, dtype, free_vars, is_const, is_large, load, ramp, rebuild,
+                         Stmt, Store, Var, call, const, contains, free_vars, is_const, is_large, load, ramp, rebuild,
                          replace, rewrite, seq, stmts_of, substitute, walk, LOCAL)
 from tilelang.ir.children import children
 from tilelang.ir.visitor import mapped
