@@ -419,3 +419,26 @@ def test_fences_stand_only_behind_stores_to_what_the_async_proxy_accesses():
     text = print_kernel(lower(f.func, SM90A, {}).kernels[0])
     fences = text.split('extern "C"')[1].split("tl::fence_proxy_async();")
     assert len(fences) == 2 and "mbarrier_arrive(&number[0])" in fences[0] and "mbarrier_arrive(&operands[0])" in fences[1]
+
+
+def test_threads_that_read_bytes_which_tma_fills_as_another_tile_have_a_fence():
+    """Two tiles of 128 KiB share bytes: the second one is filled by TMA, the first one by threads."""
+    @T.prim_func
+    def f(A: T.Tensor((256, 256), "float16"), B: T.Tensor((256, 256), "float16"), C: T.Tensor((256, 256), "float16")):
+        with T.Kernel(1, threads=128):
+            first, second = T.alloc_shared((256, 256), "float16"), T.alloc_shared((256, 256), "float16")
+            bar = T.alloc_barrier([128])
+            for i, j in T.Parallel(256, 256):
+                first[i, j] = A[i, j] * 2.0
+            for i, j in T.Parallel(256, 256):
+                C[i, j] = first[255 - i, j]
+            T.sync_threads()
+            T.tma_copy(B, second, barrier=bar[0])
+            T.mbarrier_arrive(bar[0])
+            T.mbarrier_wait_parity(bar[0], 0)
+            for i, j in T.Parallel(256, 256):
+                C[i, j] += second[i, j]
+
+    text = print_kernel(lower(f.func, SM90A, {}).kernels[0]).split('extern "C"')[1]
+    assert "fence_proxy_async();\n  __syncthreads();\n  // T.tma_copy" in "\n".join(
+        line for line in text.splitlines() if "T.sync_threads" not in line), text

@@ -105,8 +105,8 @@ def fence_arrivals(launch: Launch) -> Launch:
     """
     launch = _without_copies(launch)
     calls = list(walk(launch.body, Call))
-    writers = _accessed(x.args[:1] for x in calls if x.op in ASYNC_WRITERS)
-    readers = _accessed(x.args for x in calls if x.op in ASYNC_READERS)
+    writers = _accessed((x.args[:1] for x in calls if x.op in ASYNC_WRITERS), launch)
+    readers = _accessed((x.args for x in calls if x.op in ASYNC_READERS), launch)
     if writers == readers == set():
         return launch
     used = None if writers is None or readers is None else writers | readers
@@ -140,10 +140,12 @@ def _without_copies(launch: Launch) -> Launch:
 _ACCESSED, _COPIED = 1, 2  # by threads themselves; by their cp.async
 
 
-def _accessed(args: Iterable[Iterable[Any]]) -> set[Var] | None:
-    """The shared memory whose addresses instructions take; None: any."""
+def _accessed(args: Iterable[Iterable[Any]], launch: Launch) -> set[Var] | None:
+    """The shared memory whose addresses instructions take, with what shares its bytes; None: any."""
     found = [[a.buffer.data for a in each if isinstance(a, AddressOf) and a.buffer.scope_name in SHARED] for each in args]
-    return {v for each in found for v in each} if all(found) else None
+    named = {v for each in found for v in each}
+    shared = {v.data for pair in launch.plan.reuse if any(x.data in named for x in pair) for v in pair}
+    return named | shared if all(found) else None
 
 
 class _Arrivals:
