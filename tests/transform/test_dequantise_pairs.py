@@ -108,7 +108,7 @@ def instructions(element):
 def test_instructions_of_a_product_of_bfloat16():
     """Two HADD2 and an HMUL2 for two weights; no conversion, which has a quarter of their rate."""
     text, ops, count = instructions("bfloat16")
-    assert "tl::coded_pair_bfloat16<0, 4, 15>(Ws" in text and count["I2F"] == 0, ops
+    assert text.count("tl::coded_pair_bfloat16<0, 4, 15>(Ws") == 1 and count["I2F"] == 0, ops
     assert count["HMUL2"] <= 33 and 64 <= count["HADD2"] + count["HFMA2"] <= 70, ops
 
 
@@ -116,5 +116,5 @@ def test_instructions_of_a_product_of_bfloat16():
 def test_instructions_of_a_product():
     """64 weights of a thread: a load, a PRMT, a LOP3, an HFMA2 and an HMUL2 for two of them."""
     text, ops, count = instructions("float16")
-    assert "tl::coded_pair<0, 4, 15>(Ws" in text and count["I2F"] == 0, ops
+    assert text.count("tl::coded_pair<0, 4, 15>(Ws") == 1 and count["I2F"] == 0, ops
     assert 32 <= count["PRMT"] <= 40 and count["HMUL2"] <= 33 and count["HFMA2"] >= 32, ops

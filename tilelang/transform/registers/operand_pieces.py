@@ -56,6 +56,8 @@ def _pieces(body: list[Stmt], n: int) -> tuple[list[Stmt], int] | None:
     while end < len(body) and _op(body[end]) == "wgmma":
         end += 1
     steps: list[Any] = [s.call for s in body[m + 1:end]]  # type: ignore[attr-defined]
+    if any(s.call.options.move for s in body[n + 1:m]):  # type: ignore[attr-defined]
+        return None  # the steps read named registers, which the whole array is moved into
     if len(steps) < 2 or m == n + 1 or _op(body[m]) != "wgmma_fence" or any(
             not isinstance(c.args[1], AddressOf) or c.args[1].buffer.scope_name != LOCAL for c in steps):
         return None
