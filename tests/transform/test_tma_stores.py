@@ -217,6 +217,29 @@ def test_tiles_that_meet_in_different_iterations_are_not_disjoint(far, by_tma):
     assert ("tma_store" in ops(lowered(main).kernels[0].launch)) == by_tma
 
 
+@pytest.mark.parametrize("back, by_tma", [(1, True), (2, False)])
+def test_a_tile_behind_a_loop_of_run_time_length_is_disjoint_from_those_in_it(back, by_tma):
+    """The loop stores all tiles but the last one; the tile behind it has a name and indices of 64 bits."""
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16"), B: T.Tensor((n, 64), "float16"), C: T.Tensor((n, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            for t in range(T.ceildiv(n, 64) - 1):
+                T.copy(B[t * 64, 0], b)
+                T.gemm(a, b, c, clear_accum=True)
+                T.copy(c, C[T.cast(t, "int64") * 64, 0])
+            last = T.cast(T.ceildiv(n, 64) - back, "int64") * 64
+            T.copy(B[last, 0], b)
+            T.gemm(a, b, c, clear_accum=True)
+            T.copy(c, C[last, 0])
+
+    assert ("tma_store" in ops(lowered(main).kernels[0].launch)) == by_tma
+
+
 @pytest.mark.parametrize("step, far, by_tma", [
     (64, 64, False), (64, -64, False), (128, 64, True), (64, 256, True), (64, 128, False)])
 @pytest.mark.parametrize("named", [False, True, "offset"])

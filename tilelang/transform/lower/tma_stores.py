@@ -17,9 +17,9 @@ from math import gcd
 from typing import Any
 
 from tilelang.arith import Analyzer, Linear, launch_analyzer
-from tilelang.ir import (Alloc, Bind, Buffer, Call, Evaluate, Expr, For, If, Launch, Region, Stmt, Var, While, binary, call,
-                         const, contains, convert, dtype, free_vars, fresh, is_large, rewrite, seq, substitute, walk,
-                         BufferFacts, Load, DYNAMIC, GLOBAL)
+from tilelang.ir import (Alloc, Bind, Binary, Buffer, Call, Cast, Evaluate, Expr, For, If, Launch, Region, Stmt, Var, While,
+                         binary, call, cast, const, contains, convert, dtype, extent, free_vars, fresh, is_large, rewrite, seq,
+                         substitute, walk, BufferFacts, Load, DYNAMIC, GLOBAL)
 from tilelang.ops import AtomicTile, Copy, Reduce
 from tilelang.ops.tma_store import BOX_ROW, ROWS_OF_STEP, uses_group_barriers
 from tilelang.target.warp_groups import GROUP, PER_GROUP
@@ -30,6 +30,7 @@ from ..legalize.hopper_features import placed_in_kernel
 from ..analysis.vectorize import stride_along
 
 MOST_GROUPS = 8  # each needs a named barrier
+_SHORT = 100  # nodes of an expression in place of its name
 
 
 class TmaStores:
@@ -155,7 +156,9 @@ class TmaStores:
         changing, loaded = self.moving[0], dict[Expr, Var]()
         proof = Disjoint(self.known, None, {v: self.known.interval(v) for v in changing if v.dtype.is_int})
         loops = [s for s in walk(self.launch.body, For) if s.var in changing]
-        bounds = [binary(op, s.var, end) for s in loops for op, end in (("ge", s.start), ("lt", s.start + s.extent))]
+        wide = max((convert(x).dtype for r in (a, b) for x in r.mins), key=lambda t: t.bits)
+        bounds = [binary(op, _widened(cast(s.var, wide)), _widened(cast(substitute(convert(end), self.expanded), wide)))
+                  for s in loops for op, end in (("ge", s.start), ("lt", s.start + s.extent))]
 
         def value(x: Any) -> Expr:
             """A variable in place of what is loaded: of each iteration, where another one may load another value."""
@@ -168,7 +171,7 @@ class TmaStores:
         def element(r: Region) -> Place:
             at, inside = list[Expr](), list[Expr]()
             for low, n in zip(r.mins, r.extents):
-                first = rewrite(self.inlined(low), value, Load, Call)
+                first = rewrite(_widened(substitute(self.inlined(low), self.expanded)), value, Load, Call)
                 v = fresh("e", first.dtype)
                 proof.add_inner(v, 0, n - 1 if isinstance(n, int) else None)
                 inside += [] if isinstance(n, int) else [binary("lt", v, convert(n))]
@@ -176,6 +179,16 @@ class TmaStores:
             return Place(r.buffer, tuple(at), (*bounds, *inside))
 
         return proof.proves(element(a), element(b))
+
+    @cached_property
+    def expanded(self) -> dict[Var, Expr]:
+        """What names stand for, without names in it but those of longer expressions: of the place of a tile, as a rule."""
+        out: dict[Var, Expr] = {}
+        for s in walk(self.launch.body, Bind):
+            value = substitute(s.value, out)
+            if extent(value)[0] <= _SHORT:
+                out[s.var] = value
+        return out
 
     @property
     def alone(self) -> bool:
@@ -267,6 +280,17 @@ class TmaStores:
             out = seq(out, finished(thread, self.issued), span=out.span)
         self.first_group, self.issued, self.whole_groups = saved
         return out
+
+
+def _widened(e: Expr) -> Expr:
+    """An index with conversions of its terms in place of those of operations: indices do not overflow."""
+    def terms(c: Cast) -> Expr | None:
+        x = c.value
+        if not isinstance(x, Binary) or x.op not in ("add", "sub", "mul") or not 32 <= x.dtype.bits <= c.dtype.bits:
+            return None
+        return binary(x.op, _widened(cast(x.a, c.dtype)), _widened(cast(x.b, c.dtype)))
+
+    return rewrite(e, terms, Cast)  # type: ignore[no-any-return]
 
 
 def _kind(op: Any) -> Any:
