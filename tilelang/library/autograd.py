@@ -187,11 +187,11 @@ def _check_no_tangent(args: tuple[Any, ...]) -> None:
     """Raises library-derivative where a tensor has a tangent, which results would lose."""
     torch = sys.modules["torch"]
     if any(isinstance(x, torch.Tensor) and torch.autograd.forward_ad.unpack_dual(x).tangent is not None for x in args):
-        raise _without("forward mode")
+        raise _without("in forward mode")
 
 
 def _without(mode: str) -> TileLangError:
-    return error("library-derivative", f"functions of the library have no derivatives in {mode}", found=mode,
+    return error("library-derivative", f"functions of the library have no derivatives {mode}", found=mode,
                  expected="first derivatives in backward mode")
 
 
@@ -249,7 +249,7 @@ def _recorded(name: str) -> Any:
 
         @staticmethod
         def jvp(*_: Any) -> Any:
-            raise _without("forward mode")
+            raise _without("in forward mode")
 
     return Recorded
 
@@ -278,7 +278,7 @@ def _functional(name: str) -> Any:
 
         @staticmethod
         def jvp(*_: Any) -> Any:
-            raise _without("forward mode")
+            raise _without("in forward mode")
 
     return Functional
 
@@ -313,11 +313,11 @@ def _once(name: str) -> Callable[..., tuple[Any, ...]]:
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
-            raise _without("second order")
+            raise _without("of second order")
 
         @staticmethod
         def jvp(*_: Any) -> Any:
-            raise _without("forward mode")
+            raise _without("in forward mode")
 
     def run(*args: Any) -> tuple[Any, ...]:
         out = Once.apply(*args)
@@ -345,7 +345,7 @@ def _define(name: str) -> None:
         return _gradients(f, ctx, grads, backward)
 
     def twice(ctx: Any, *grads: Any) -> Any:
-        raise _without("second order")
+        raise _without("of second order")
 
     op.register_autograd(gradient, setup_context=setup)
     of_gradients.register_autograd(twice)

@@ -97,10 +97,13 @@ class Builder:
 
     def here(self) -> Span | None:
         """The innermost span in user code: inside an ordinary helper function, the helper's line with its caller."""
+        def inside(name: str) -> bool:
+            return name.partition(".")[0] in sys.stdlib_module_names or name.startswith(
+                ("tilelang.language", "tilelang.ops", "tilelang.ir", "tilelang.layout"))
+
         outer = self.span()
         frame = sys._getframe(1)
-        while frame is not None and frame.f_globals.get("__name__", "").startswith(
-                ("tilelang.language", "tilelang.ops", "tilelang.ir", "tilelang.layout")):
+        while frame is not None and inside(frame.f_globals.get("__name__", "")):
             frame = frame.f_back  # type: ignore[assignment]
         if frame is None or self.ctx is None:
             return outer

@@ -174,6 +174,7 @@ def _vanishes(e: Any, top: Buffer, before: Buffer) -> bool:
 
 
 def calls(s: Stmt, name: str) -> bool:
+    """Whether a statement is a call of this name."""
     return isinstance(s, Evaluate) and s.call.op == name
 
 
@@ -213,6 +214,7 @@ def split_total(s: Stmt, factor: Buffer, own: Buffer) -> tuple[Stmt, Stmt, Buffe
 
 
 def is_row(e: Expr, b: Buffer, var: Var) -> bool:
+    """Whether an expression loads the element of a buffer that has a variable as its index."""
     return isinstance(e, Load) and e.buffer.data is b.data and len(e.indices) == 1 and e.indices[0] is var
 
 
@@ -222,4 +224,5 @@ def renamed_buffer(x: Any, old: Buffer, new: Buffer) -> Any:
 
 
 def writes(s: Stmt, b: Buffer) -> bool:
+    """Whether a statement writes to a buffer."""
     return any(e.writes and e.storage is b.data for e in effects(s))
