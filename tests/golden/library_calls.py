@@ -168,9 +168,20 @@ def packed(name: str, tokens: int, count: int, heads: int, kv_heads: int, dim: i
     add(f"flash_attention packed {name}", call, on)
 
 
+def gradients(name: str, seq: int, dim: int, causal: bool) -> None:
+    def call(target: Any) -> None:
+        from tilelang.library import flash_attention_backward
+
+        x, lse = array((1, seq, 1, dim), "float16"), array((1, 1, seq), "float32")
+        flash_attention_backward(x, x, x, x, lse, x, causal=causal, deterministic=True, target=target)
+
+    add(f"flash_attention_backward {name}", call, ("sm_90a",))
+
+
 def attentions() -> None:
     for causal in (False, True):
         tag = " causal" * causal
+        gradients(f"any lengths{tag}", 32_768, 128, causal)  # so many queries take the kernel of any lengths
         attention(f"FA{tag}", 1, 32, 32, 8192, 8192, 128, causal=causal)
         attention(f"grouped{tag}", 4, 32, 8, 2048, 2048, 128, "bfloat16", causal=causal)
         attention(f"small{tag}", 2, 4, 4, 300, 300, 128, causal=causal, on=ALL)

@@ -163,11 +163,13 @@ TELL = do("mbarrier_arrive", addr("full[0]"))
 
 
 @pytest.mark.parametrize("body, before", [
-    (f"B[tx] = S[3]\n{TELL}", True), (f"B[tx] = U[3]\n{TELL}", False), (f"U[3] = B[3]\n{TELL}", True),
+    (f"B[tx] = S[3]\n{TELL}", True), (f"B[tx] = U[3]\n{TELL}", False), (f"S[3] = B[3]\n{TELL}", True),
+    (f"U[3] = B[3]\n{TELL}", False),  # no copy accesses U
     (f"if S[3] > T.float32(0.0):\n    {TELL}", True), (f"for i in T.serial(T.cast(S[3], 'int32')):\n    {TELL}", True),
     (f"B[tx] = S[3]\n{FENCE}\n{TELL}", False), (f"B[tx] = S[3]\n{SYNC}\n{TELL}", False),
     (f"for i in T.serial(4):\n    {TELL}\n    B[tx] = S[3]", True),
-    (do("atomic_add", addr("U[3]"), "T.float32(1.0)") + f"\n{TELL}", True),
+    (do("atomic_add", addr("S[3]"), "T.float32(1.0)") + f"\n{TELL}", True),
+    (do("atomic_add", addr("U[3]"), "T.float32(1.0)") + f"\n{TELL}", False),
     (f"b: T.float32 = S[3]\n{TELL}", True),
 ])
 def test_an_arrival_behind_ordinary_accesses_is_fenced(body, before):

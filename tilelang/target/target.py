@@ -246,6 +246,7 @@ class Target:
         return self.at_least(89) or self.chip is not None and self.chip.fp8 == "ocp"
 
     has_ldmatrix, has_cp_async, has_tf32, has_fp8_pairs, has_stmatrix, has_tma = map(_since, (75, 80, 80, 89, 90, 90))
+    has_bfloat16_pairs = _since(80)
 
 
 class _Local(threading.local):

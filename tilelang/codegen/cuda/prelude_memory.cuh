@@ -1,4 +1,4 @@
-// Device functions that generated kernels use: shared memory, copies, barriers, clusters, matrix instructions (prelude.py).
+// Device functions that generated kernels use: shared memory, copies, barriers, clusters, matrix instructions, pairs of bfloat16 (prelude.py).
 //@ shared_address
 TL_DEVICE unsigned shared_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 //@ cp_async
@@ -313,4 +313,17 @@ TL_DEVICE unsigned long long wgmma_descriptor(const void* p, unsigned bytes = 0,
   constexpr unsigned HIGH = (unsigned)(SBO >> 4 & 0x3fff) | (unsigned)SWIZZLE << 30;
   const unsigned low = (shared_address(p) >> 4 & 0x3fff | LOW) + (bytes >> 4) + (more >> 4) + (OFFSET >> 4);
   return (unsigned long long)HIGH << 32 | low;
+}
+//@ coded_pair_bfloat16
+// The same as bfloat16, of numbers below 128: 128 + n has the bits 0x4300 + n, so both numbers are shifted to the lowest bits.
+template <int LOW, int HIGH, int MASK> TL_DEVICE __nv_bfloat162 coded_pair_bfloat16(unsigned byte) {
+  const unsigned both = (byte >> LOW) + (byte << (16 - HIGH)), one = 0x43004300u;
+  const unsigned bits = (both & (MASK | MASK << 16)) | one;
+  return __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&bits), *reinterpret_cast<const __nv_bfloat162*>(&one));
+}
+// zero: its float has no bits below those of a bfloat16.
+template <int LOW, int HIGH, int MASK> TL_DEVICE __nv_bfloat162 coded_pair_bfloat16(unsigned byte, unsigned zero) {
+  const float least = __uint_as_float(0x4b000000u + zero) - 8388608.0f;
+  return __hsub2(coded_pair_bfloat16<LOW, HIGH, MASK>(byte),
+                 __bfloat162bfloat162(__ushort_as_bfloat16((unsigned short)(__float_as_uint(least) >> 16))));
 }

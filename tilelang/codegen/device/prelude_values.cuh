@@ -184,19 +184,6 @@ template <int LOW, int HIGH, int MASK> TL_DEVICE __half2 coded_pair(unsigned byt
 template <int LOW, int HIGH, int MASK> TL_DEVICE __half2 coded_pair(unsigned byte) {
   return coded_pair<LOW, HIGH, MASK>(byte, __ushort_as_half(0));
 }
-//@ coded_pair_bfloat16
-// The same as bfloat16, of numbers below 128: 128 + n has the bits 0x4300 + n, so both numbers are shifted to the lowest bits.
-template <int LOW, int HIGH, int MASK> TL_DEVICE __nv_bfloat162 coded_pair_bfloat16(unsigned byte) {
-  const unsigned both = (byte >> LOW) + (byte << (16 - HIGH)), one = 0x43004300u;
-  const unsigned bits = (both & (MASK | MASK << 16)) | one;
-  return __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&bits), *reinterpret_cast<const __nv_bfloat162*>(&one));
-}
-// zero: its float has no bits below those of a bfloat16.
-template <int LOW, int HIGH, int MASK> TL_DEVICE __nv_bfloat162 coded_pair_bfloat16(unsigned byte, unsigned zero) {
-  const float least = __uint_as_float(0x4b000000u + zero) - 8388608.0f;
-  return __hsub2(coded_pair_bfloat16<LOW, HIGH, MASK>(byte),
-                 __bfloat162bfloat162(__ushort_as_bfloat16((unsigned short)(__float_as_uint(least) >> 16))));
-}
 //@ take_codes
 // The entries of a table of 16 entries of 16 bits for N codes of 4 bits: a permutation looks up a byte for four codes at once in
 // half of the table, another one chooses between the halves by the codes' highest bits.  HIGH: low bytes are zero.

@@ -11,7 +11,7 @@ running maximum.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tilelang.language as T
 from tilelang.target.machine import REGISTERS_PER_SM
@@ -383,6 +383,96 @@ def load_terms(f, Qs, Q, b, h, row, factor):
         put_terms(T.cast(q, "float32") * (factor * HIGH), Qs, i, j)
 
 
+class Types(NamedTuple):
+    """The types of the tensors of a kernel. logs: LSE."""
+
+    queries: Any
+    result: Any
+    logs: Any
+    k_cache: Any
+    v_cache: Any
+    table: Any
+
+
+def types_of(f: DecodeForm) -> Types:
+    """The types of a form's tensors."""
+    batch, seq_q, heads, kv_heads, dim, dim_v, pages, page_size, width = f.sizes
+    cache = (pages, width if page_size is None else page_size, kv_heads)
+    return Types(T.Tensor((batch, seq_q, heads, dim), f.dtype), T.Tensor((batch, seq_q, heads, dim_v), f.dtype),
+                 T.Tensor((batch, heads, seq_q) if f.with_lse else (1,), "float32"),
+                 T.StridedTensor((*cache, dim), f.strides[0], f.kv_dtype),
+                 T.Tensor((1,), f.kv_dtype) if f.latent else T.StridedTensor((*cache, dim_v), f.strides[1], f.kv_dtype),
+                 T.Tensor((1, 1) if page_size is None else (batch, width), "int32"))
+
+
+def key_range(f: DecodeForm, caches: tuple[Any, Any, Any], place: tuple[Any, Any, Any], at: Any, span: Any) -> KeyTiles:
+    """The tiles of keys of a span. caches: (K, V, Table)."""
+    (K, V, Table), (b, h, row), dim, dim_v = caches, place, f.sizes.dim, f.sizes.dim_v
+    latent = slice(dim_v, dim), slice(0, dim_v)
+    whole = [slice(0, padded(n)) if f.narrow and padded(n) != n else slice(None) for n in (dim, dim_v)]
+    tiles = [(K, n) for n in latent] if f.latent else list(zip((K, V), whole))
+    keys_of, values_of = (lambda at, x=x: f.rows(x[0], b, h, at, x[1]) for x in tiles)
+    return KeyTiles(*span, lambda k: f.place(Table, b, k, at + f.sizes.seq_q), keys_of, values_of,
+                    lambda k, _, i, j: visible(f, k * f.tile.keys + j, at + (row + i) // f.group))
+
+
+def loading(f: DecodeForm, Q: Any, b: Any, h: Any, row: Any, factor: Any) -> Callable[[Any], Any]:
+    """What loads the queries of a tile, times a factor."""
+    if f.narrow and not f.columns:
+        return lambda tiles: load_terms(f, tiles, Q, b, h, row, factor)
+    return lambda tile: load_queries(f, tile, Q, b, h, row, factor)
+
+
+@T.macro
+def attended(f, Q, caches, work, scales, place, at, span):
+    """(means, logarithms) of the tile of queries at `place`, a sequence, a kv head and a row, over the tiles of a span."""
+    (b, h, row), (c, unit) = place, scales
+    size, factor = magnitude(f, Q, b, h, row)
+    load, tiles = loading(f, Q, b, h, row, factor), key_range(f, caches, place, at, span)
+    if f.narrow:
+        main = attend_narrow if f.columns else attend_wide
+        acc, total = main(f, load, c * size, unit, tiles, lambda k: hides_keys(f, k, row, at))
+    else:
+        acc, total = attend(f, work, load, c, tiles)
+    return acc, total
+
+
+def planned_attention(f: DecodeForm) -> Any:
+    """The kernel of decode_attention for a plan: Items and Divided (decode_plan.py) stand in place of Lengths, Means (slots,
+    seq_q, heads, dim_v) and Sums (slots, heads, seq_q) hold the pieces of divided sequences."""
+    (_, seq_q, heads, kv_heads, _, dim_v, *_), rows = f.sizes, f.tile.rows
+    blocks = -(-f.used // rows)
+    queries, result, logs, k_cache, v_cache, table = types_of(f)
+    items, parted, slots = T.dynamic("items, parted, slots")
+
+    @T.prim_func
+    def planned_decode(Q: queries, K: k_cache, V: v_cache, Table: table, Items: T.Tensor((items, 5), "int32"),
+                       Divided: T.Tensor((parted, 3), "int32"), scale: T.float32, unit: T.float32,
+                       Means: T.Tensor((slots, seq_q, heads, dim_v), "float32"),
+                       Sums: T.Tensor((slots, heads, seq_q), "float32"), O: result, LSE: logs):
+        with T.Kernel(kv_heads * blocks, items, threads=f.tile.threads) as (hb, n):
+            if f.narrow:
+                T.annotate_min_blocks_per_sm(narrow_blocks(f.sizes, f.tile, f.latent, f.wide))
+            b, slot = T.bind(Items[n, 0]), T.bind(Items[n, 4])
+            work = None if f.narrow else working_set(f)
+            place = b, hb // blocks, hb % blocks * rows
+            acc, total = attended(f, Q, (K, V, Table), work, (scale * LOG2E, unit), place, Items[n, 1] - seq_q,
+                                  (Items[n, 2], Items[n, 3]))
+            if slot == WHOLE:
+                store(f, acc, total, (O, LSE), (b,), *place[1:], f.with_lse)
+            elif slot >= 0:
+                store(f, acc, total, (Means, Sums), (slot,), *place[1:], True)
+        tiles = -(-heads * seq_q // few_rows(f))
+        at_once = max(1, MERGING // tiles)  # sequences that are merged at the same time
+        with T.Kernel(tiles, at_once, threads=512) as (n, d):
+            at = T.alloc_var("int32", init=d)
+            while T.And(at < parted, Divided[T.min(at, parted - 1), 2] > 0):
+                merge_pieces(f, Means, Sums, O, LSE, n * few_rows(f), [T.bind(Divided[at, j]) for j in (0, 1, 2)])
+                at = at + at_once
+
+    return planned_decode
+
+
 def decode_attention(f: DecodeForm) -> Any:
     """The kernel with the parameters (Q, K, V, Table, Lengths, scale, unit, Means, Sums, O, LSE).
 
@@ -395,73 +485,11 @@ def decode_attention(f: DecodeForm) -> Any:
     Query i of a sequence stands at key position Lengths - seq_q + i. It sees the keys up to its position, at most `f.left`
     before.
     """
-    batch, seq_q, heads, kv_heads, dim, dim_v, pages, page_size, width = f.sizes
-    rows, keys, left = f.tile.rows, f.tile.keys, f.left
-    blocks = -(-f.used // rows)
-    splits = T.dynamic("splits") if f.split else 1
-    cache = (pages, width if page_size is None else page_size, kv_heads)
-    queries, result = T.Tensor((batch, seq_q, heads, dim), f.dtype), T.Tensor((batch, seq_q, heads, dim_v), f.dtype)
-    logs = T.Tensor((batch, heads, seq_q) if f.with_lse else (1,), "float32")
-    k_cache = T.StridedTensor((*cache, dim), f.strides[0], f.kv_dtype)
-    v_cache = T.Tensor((1,), f.kv_dtype) if f.latent else T.StridedTensor((*cache, dim_v), f.strides[1], f.kv_dtype)
-    table = T.Tensor((1, 1) if page_size is None else (batch, width), "int32")
-
-    def key_range(K: Any, V: Any, Table: Any, place: tuple[Any, Any, Any], at: Any, span: Any) -> KeyTiles:
-        b, h, row = place
-        latent = slice(dim_v, dim), slice(0, dim_v)
-        whole = [slice(0, padded(n)) if f.narrow and padded(n) != n else slice(None) for n in (dim, dim_v)]
-        tiles = [(K, n) for n in latent] if f.latent else list(zip((K, V), whole))
-        keys_of, values_of = (lambda at, x=x: f.rows(x[0], b, h, at, x[1]) for x in tiles)
-        return KeyTiles(*span, lambda k: f.place(Table, b, k, at + seq_q), keys_of, values_of,
-                        lambda k, _, i, j: visible(f, k * keys + j, at + (row + i) // f.group))
-
-    def loading(Q: Any, b: Any, h: Any, row: Any, factor: Any) -> Callable[[Any], Any]:
-        if f.narrow and not f.columns:
-            return lambda tiles: load_terms(f, tiles, Q, b, h, row, factor)
-        return lambda tile: load_queries(f, tile, Q, b, h, row, factor)
-
-    @T.macro
-    def attended(Q, caches, work, scales, place, at, span):
-        """(means, logarithms) of the tile of queries at `place`, a sequence, a kv head and a row, over the tiles of a span."""
-        (b, h, row), (c, unit) = place, scales
-        size, factor = magnitude(f, Q, b, h, row)
-        load, tiles = loading(Q, b, h, row, factor), key_range(*caches, place, at, span)
-        if f.narrow:
-            main = attend_narrow if f.columns else attend_wide
-            acc, total = main(f, load, c * size, unit, tiles, lambda k: hides_keys(f, k, row, at))
-        else:
-            acc, total = attend(f, work, load, c, tiles)
-        return acc, total
-
     if f.planned:
-        items, parted, slots = T.dynamic("items, parted, slots")
-
-        @T.prim_func
-        def planned_decode(Q: queries, K: k_cache, V: v_cache, Table: table, Items: T.Tensor((items, 5), "int32"),
-                           Divided: T.Tensor((parted, 3), "int32"), scale: T.float32, unit: T.float32,
-                           Means: T.Tensor((slots, seq_q, heads, dim_v), "float32"),
-                           Sums: T.Tensor((slots, heads, seq_q), "float32"), O: result, LSE: logs):
-            with T.Kernel(kv_heads * blocks, items, threads=f.tile.threads) as (hb, n):
-                if f.narrow:
-                    T.annotate_min_blocks_per_sm(narrow_blocks(f.sizes, f.tile, f.latent, f.wide))
-                b, slot = T.bind(Items[n, 0]), T.bind(Items[n, 4])
-                work = None if f.narrow else working_set(f)
-                place = b, hb // blocks, hb % blocks * rows
-                acc, total = attended(Q, (K, V, Table), work, (scale * LOG2E, unit), place, Items[n, 1] - seq_q,
-                                      (Items[n, 2], Items[n, 3]))
-                if slot == WHOLE:
-                    store(f, acc, total, (O, LSE), (b,), *place[1:], f.with_lse)
-                elif slot >= 0:
-                    store(f, acc, total, (Means, Sums), (slot,), *place[1:], True)
-            tiles = -(-heads * seq_q // few_rows(f))
-            at_once = max(1, MERGING // tiles)  # sequences that are merged at the same time
-            with T.Kernel(tiles, at_once, threads=512) as (n, d):
-                at = T.alloc_var("int32", init=d)
-                while T.And(at < parted, Divided[T.min(at, parted - 1), 2] > 0):
-                    merge_pieces(f, Means, Sums, O, LSE, n * few_rows(f), [T.bind(Divided[at, j]) for j in (0, 1, 2)])
-                    at = at + at_once
-
-        return planned_decode
+        return planned_attention(f)
+    (batch, seq_q, heads, kv_heads, _, dim_v, *_), (rows, keys), left = f.sizes, (f.tile.rows, f.tile.keys), f.left
+    blocks, splits = -(-f.used // rows), T.dynamic("splits") if f.split else 1
+    queries, result, logs, k_cache, v_cache, table = types_of(f)
 
     @T.prim_func
     def flash_decode(Q: queries, K: k_cache, V: v_cache, Table: table, Lengths: T.Tensor((batch,), "int32"), scale: T.float32,
@@ -481,7 +509,7 @@ def decode_attention(f: DecodeForm) -> Any:
             share = T.ceildiv(end - begin, splits)
             first = T.min(end, begin + s * share)
             last = T.min(end, first + share)
-            acc, total = attended(Q, (K, V, Table), work, (c, unit), (b, h, row), at, (first, last))
+            acc, total = attended(f, Q, (K, V, Table), work, (c, unit), (b, h, row), at, (first, last))
             if f.split:
                 store(f, acc, total, (Means, Sums), (s, b), h, row, True)
             else:

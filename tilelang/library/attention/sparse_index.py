@@ -83,6 +83,29 @@ def tile_of(heads: int, wide: bool) -> tuple[int, int]:
     return (2 * COLUMNS, 2 * TILE // 3) if wide and few else (COLUMNS, TILE if wide else 64)
 
 
+def place_of(n: Any, beside: int, held: int) -> tuple[Any, Any]:
+    """The query and the head of a column."""
+    share, group, at = 8 // beside, n // 8, n % 8
+    return group // (held // share) * beside + at // share, group % (held // share) * share + at % share
+
+
+@T.macro
+def load_columns(Q, W, Qs, weight, first, queries, heads, arranged):
+    """Load the queries of a block, from `first` on, as columns, and their weights. arranged: as place_of takes it."""
+    beside, held = arranged
+    if beside == 1 and held == heads:  # rows in order: by TMA, under the tiles before
+        T.copy(Q[first * heads:first * heads + Qs.shape[0], :], Qs)
+    else:
+        for n, d in T.Parallel(*Qs.shape):
+            i, h = place_of(n, *arranged)
+            row = T.min(first + i, queries - 1) * heads + T.min(h, heads - 1)
+            Qs[n, d] = T.if_then_else(h < heads, Q[row, d], 0)
+    for n in T.Parallel(Qs.shape[0]):
+        i, h = place_of(n, *arranged)
+        row = T.min(first + i, queries - 1) * heads + T.min(h, heads - 1)
+        weight[n] = T.if_then_else(h < heads, W[row], 0.0)
+
+
 def index_kernel(heads: int, dim: int, dtype: str, wide: bool, divided: bool = False, stages: int = 4) -> Any:
     """The kernel (Q, K, W, Unit, Ends, Out), or where `divided` (Q, K, W, Unit, Ends, pieces, Out). W: weights with the scales
     of the queries. pieces: blocks that divide the keys of the same queries. wide: tiles for wgmma, of two or three groups.
@@ -98,11 +121,6 @@ def index_kernel(heads: int, dim: int, dtype: str, wide: bool, divided: bool = F
     def furthest(Ends: Any, first: Any) -> Any:
         return reduce(T.max, (Ends[T.min(first + i, queries - 1)] for i in range(per)))
 
-    def place(n: Any) -> tuple[Any, Any]:
-        """The query and the head of a column."""
-        group, at = n // 8, n % 8
-        return group // (held // share) * beside + at // share, group % (held // share) * share + at % share
-
     q, k, out = T.Tensor((queries * heads, dim), dtype), T.Tensor((keys, dim), dtype), T.Tensor((queries, keys), "float32")
     w, units, limits = T.Tensor((queries * heads,), "float32"), T.Tensor((keys,), "float32"), T.Tensor((queries,), "int32")
 
@@ -115,17 +133,7 @@ def index_kernel(heads: int, dim: int, dtype: str, wide: bool, divided: bool = F
         total = T.alloc_fragment((tile, per // beside, beside), "float32")
         unit, ahead = T.alloc_fragment((tile,), "float32"), T.alloc_fragment((tile,), "float32")
         end = T.alloc_fragment((per // beside, beside), "int32")
-        if beside == 1 and held == heads:  # rows in order: by TMA, under the tiles before
-            T.copy(Q[b * columns:(b + 1) * columns, :], Qs)
-        else:
-            for n, d in T.Parallel(columns, dim):
-                i, h = place(n)
-                row = T.min(b * per + i, queries - 1) * heads + T.min(h, heads - 1)
-                Qs[n, d] = T.if_then_else(h < heads, Q[row, d], 0)
-        for n in T.Parallel(columns):
-            i, h = place(n)
-            row = T.min(b * per + i, queries - 1) * heads + T.min(h, heads - 1)
-            weight[n] = T.if_then_else(h < heads, W[row], 0.0)
+        load_columns(Q, W, Qs, weight, b * per, queries, heads, (beside, held))
         for m, i in T.Parallel(per // beside, beside):
             end[m, i] = Ends[T.min(b * per + m * beside + i, queries - 1)]
         used = T.ceildiv(T.max(T.min(furthest(Ends, b * per), keys), 0), tile)

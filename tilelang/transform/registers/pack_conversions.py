@@ -66,7 +66,7 @@ class _Conversions:
 
     def __init__(self, launch: Launch, target: Target | None) -> None:
         self.narrow = target is not None and target.has_fp8_pairs
-        self.weights = ("float16", "bfloat16") if target is not None and target.is_cuda else ("float16",)
+        self.weights = ("float16", "bfloat16") if target is not None and target.has_bfloat16_pairs else ("float16",)
         self.analyzer = launch_analyzer(launch, free_vars(launch))
         self.types = {x.buffer.data: x.buffer.dtype for x in walk(launch.body, Alloc)}
 
