@@ -27,7 +27,7 @@ import pytest
 
 FOLDER = pathlib.Path(__file__).parent
 SECONDS, SKIPS = FOLDER / "seconds.json", FOLDER / "skips.txt"
-BUDGET, ASSUMED, LONGEST, WHOLE = 0.1, 0.1, 0.6, 4.0
+BUDGET, ASSUMED, LONGEST, WHOLE = 0.07, 0.1, 0.4, 4.0
 SPENT = "processor seconds"  # property of reports
 TORCH = "torch is not installed"
 
