@@ -65,7 +65,7 @@ def program(where):
     return main
 
 
-@pytest.mark.parametrize("where, left", [("twice", 0), ("both", 0), ("other way", 0), ("some way", 1), ("loop", 1),
+@pytest.mark.parametrize("where, left", [("twice", 0), ("both", 0), ("other way", 0), ("some way", 0), ("loop", 0),
                                          ("threads", 1), ("end", 0)])
 def test_returns_of_whole_blocks_are_branches(where, left):
     f = program(where).func
@@ -81,3 +81,51 @@ def test_returns_of_whole_blocks_are_branches(where, left):
     assert np.array_equal(want, rows[where])
     assert np.array_equal(run_tile(out, args)["C"], want)
     assert np.array_equal(run_device(lower(f, SM80), args).outputs["C"], want)
+
+
+@pytest.mark.parametrize("where", ["nested branches", "a loop", "a while loop", "loops in loops", "a vote"])
+def test_returns_in_loops_and_nested_branches_kept_tma_away(where):
+    @T.prim_func
+    def main(A: T.Tensor((2, 64, 128), "float16"), L: T.Tensor((4,), "int32"), C: T.Tensor((2, 64, 64), "float32")):
+        with T.Kernel(2, threads=128) as b:
+            S = T.alloc_shared((64, 64), "float16")
+            acc = T.alloc_fragment((64, 64), "float32")
+            if where == "nested branches":
+                if L[0] == 1:
+                    if b == L[1]:
+                        T.thread_return()
+                    else:
+                        C[b, 0, 0] = 7
+            elif where == "a loop":
+                for k in T.serial(4):
+                    if L[k] == b + 7:
+                        T.thread_return()
+            elif where == "a while loop":
+                n = T.alloc_var("int32", init=0)
+                while n < 4:
+                    if L[n] == b + 7:
+                        T.thread_return()
+                    n += 1
+            elif where == "loops in loops":
+                for i in T.serial(2):
+                    for k in T.serial(2):
+                        if L[2 * i + k] == b + 7:
+                            if i == 1:
+                                T.thread_return()
+            elif T.syncthreads_or(L[T.get_thread_binding() % 4] == b + 7) != 0:
+                T.thread_return()
+            T.clear(acc)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[b, 0, k * 64], S)
+                T.gemm(S, S, acc, transpose_B=True)
+            T.copy(acc, C[b, :, :])
+
+    args = [np.random.default_rng(0).integers(-2, 3, (2, 64, 128)).astype(np.float16), np.array([1, 0, 0, 7], np.int32),
+            np.full((2, 64, 64), -1, np.float32)]
+    want = args[0].astype(np.float32) @ args[0].astype(np.float32).transpose(0, 2, 1)
+    want[0] = -1
+    lowered = lower(main.func, Target({"kind": "cuda", "arch": "sm_90a"}))
+    calls = {x.op for k in lowered.kernels for x in walk(k.launch.body, Call)}
+    assert "thread_return" not in calls and ("tma_load" in calls or where == "a vote")
+    assert np.array_equal(run_tile(main.func, args)["C"], want)
+    assert np.array_equal(run_device(lowered, args).outputs["C"], want)

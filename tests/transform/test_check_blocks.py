@@ -123,9 +123,11 @@ def test_every_backend_refuses_them(where):
         tilelang.compile(launch(through_shared_memory), **where)
 
 
-def test_as_many_blocks_as_a_call_says_get_a_warning():
+@pytest.mark.parametrize("body", [of_other_elements, at_half_of_the_index, at_the_last_bit_of_the_index, at_a_remainder_and_a_bound],
+                         ids=lambda b: b.__name__)
+def test_as_many_blocks_as_a_call_says_get_a_warning(body):
     with pytest.warns(TileLangWarning, match="block-overwrite"):
-        tilelang.compile(launch(of_other_elements, (None,)), target="cpu")
+        tilelang.compile(launch(body, (None,)), target="cpu")
 
 
 @T.macro
@@ -239,8 +241,9 @@ ALLOWED = [of_the_half_at_the_half, by_the_even_of_two, at_a_quotient_and_a_rema
            with_atomics, at_a_name_of_the_index, in_turns, in_the_last_block]
 
 
+@pytest.mark.parametrize("size", [4, None], ids=["static", "run-time"])
 @pytest.mark.parametrize("body", ALLOWED, ids=lambda b: b.__name__)
-def test_other_stores_are_left_alone(body, recwarn):
-    kernel = tilelang.compile(launch(body), execution_backend="tile")
+def test_other_stores_are_left_alone(body, size, recwarn):
+    kernel = tilelang.compile(launch(body, (size,)), execution_backend="tile")
     kernel(np.arange(128, dtype=np.float32), np.zeros(128, np.float32), 3)
     assert not [w for w in recwarn if "block-overwrite" in str(w.message)]

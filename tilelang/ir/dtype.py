@@ -52,10 +52,17 @@ _CUSTOM = {"tfloat32": "custom[tfloat32]", "float4_e2m1_unpacked": "custom[float
 _ALIASES.update({spelled: name for name, spelled in _CUSTOM.items()})
 
 
+MOST_LANES = 4096
+
+
 def canonical_name(name: str) -> str:
     """The canonical spelling of a dtype string.  Raises ValueError for unknown names."""
     name = _ALIASES.get(name, name)
-    if _split(name) is None:
+    got = _split(name)
+    if got is not None and got[1] > MOST_LANES:  # lanes are computed, and printed, one by one
+        raise facts(ValueError(f"a vector of {got[1]} elements in each thread; for a tile write T.Parallel or T.copy"),
+                    f"at most {MOST_LANES} elements", str(got[1]))
+    if got is None:
         raise facts(ValueError(f"unknown dtype {name!r}"), "the name of an element type", repr(name))
     return name
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from tilelang.ir import SCOPES, Buffer, Const, Expr, cast, convert, load, DYNAMIC, FRAGMENT, GLOBAL, LOCAL, VARIABLE
 from tilelang.ir import dtype as DType
+from tilelang.target.machine import MOST_BYTES
 
 from .tracing.builder import Builder, check_constant, current_builder
 from .tracing.state import error, example
@@ -35,6 +36,9 @@ def _allocate(what: str, shape: Any, dt: DType, scope: str, prefix: str) -> Buff
     if scope != GLOBAL and elements > MOST_ON_CHIP:
         raise error("tensor-shape", f"{what}: a buffer of shape {dims} has ‹{elements}› elements: no block holds them",
                     expected=f"at most {MOST_ON_CHIP} elements", hint="use T.alloc_global, or smaller tiles")
+    if scope == GLOBAL and elements * dt.bytes > MOST_BYTES:
+        raise error("tensor-shape", f"{what}: a buffer of shape {dims} has ‹{elements}› elements: no device holds them",
+                    expected=f"at most {MOST_BYTES} bytes")
     if scope == LOCAL and not dims:
         raise error("tensor-shape", f"{what}: a buffer needs «a dimension»", found="()",
                     hint="write (1,), or T.alloc_var for a scalar")

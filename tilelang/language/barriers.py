@@ -16,15 +16,24 @@ from .tracing.state import describe, error, example
 from .thread import emit_call, event
 
 MOST_ARRIVALS = (1 << 20) - 1  # PTX ISA, "mbarrier.init"
+MOST_BARRIERS = 4096  # of 8 bytes each, in the shared memory of a block
 
 
 def _counts(what: str, arrive_count: Any) -> tuple[int, ...]:
     items = list(arrive_count) if isinstance(arrive_count, (list, tuple)) else [arrive_count]
+    _few(what, len(items))
     counts = [int(n) if isinstance(n, np.integer) else int(n.value) if isinstance(n, Const) else n for n in items]
     if not counts or any(isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_ARRIVALS for n in counts):
         raise error("barrier-count", f"{what} takes the number of arrivals of each barrier (1 to {MOST_ARRIVALS}), found "
                     f"{arrive_count!r}")
     return tuple(counts)
+
+
+def _few(what: str, n: int) -> int:
+    if not 0 < n <= MOST_BARRIERS:
+        raise error("barrier-count", f"{what} takes «1 to {MOST_BARRIERS}» barriers, found {n}",
+                    hint="use few barriers in turns: bar[k % n]")
+    return n
 
 
 def _allocate(what: str, arrive_count: Any, cluster: bool) -> Buffer:
@@ -72,7 +81,7 @@ def create_barriers(n: int) -> Buffer:
             T.ptx_fence_barrier_init()
         T.sync_threads()
     """
-    return _allocate("T.create_barriers", [1] * int(n), False)
+    return _allocate("T.create_barriers", [1] * _few("T.create_barriers", int(n)), False)
 
 
 def barrier_of(x: Any, what: str) -> AddressOf:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from inspect import signature
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from tilelang.ir import Expr, Var, const
 
 from .draw import MAX_ROWS
 from .mode import REGISTER, THREAD, Modes, error, evaluate_index, fit
+
+_MOST = 1 << 24  # most elements, with their copies, of a fragment given by functions
 
 
 class IndexMap:
@@ -126,6 +129,9 @@ def fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_fn
             raise error("layout-invalid", f"a Fragment's register must be one number, found {len(index)}",
                         expected="one number")
         index = index[0]
+    if prod((count, *shape)) > _MOST:
+        raise error("layout-invalid", f"Fragment {shape} in {count} copies has ‹{prod((count, *shape))}› elements: no block "
+                    f"holds them", expected=f"at most {_MOST} elements", hint="use smaller tiles")
     grid = np.meshgrid(*[np.arange(n) for n in (count, *shape)], indexing="ij", sparse=True)
     env = dict(zip((rep, *vs), grid))
     full = (count, *shape)

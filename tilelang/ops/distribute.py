@@ -62,6 +62,11 @@ class Distribution:
         return self.axes + ((self.lanes,) if self.lanes else ())
 
 
+def counting(n: Any) -> str:
+    """The type of a variable that counts to n, an integer or an expression."""
+    return "int64" if (n.dtype.bits > 32 if isinstance(n, Expr) else n >= 1 << 31) else "int32"
+
+
 def digit(value: Expr, stride: int, size: int, limit: int) -> Expr:
     """(value // stride) % size for 0 <= value < limit, without operations that have no effect in that range."""
     out = value // stride if stride > 1 else value
@@ -220,7 +225,7 @@ def _static_loops(sizes: list[int], thread: Expr, threads: int) -> tuple[list[An
     axes: list[Any] = []
     split = _even_split(sizes, threads)
     if split is None:
-        it = fresh("it")
+        it = fresh("it", counting(total + threads))
         c = it * threads + thread
         left = trips * threads
         for k in reversed(range(len(sizes))):
@@ -235,7 +240,7 @@ def _static_loops(sizes: list[int], thread: Expr, threads: int) -> tuple[list[An
         if across > 1:
             at, limit = at // across, limit // across
         if own > 1:
-            axes.insert(0, (fresh("it"), own))
+            axes.insert(0, (fresh("it", counting(sizes[k])), own))
             part = axes[0][0] * across + part
         digits[k] = convert(part)
     return axes, digits, None
@@ -262,7 +267,7 @@ def _even_split(sizes: list[int], threads: int) -> list[tuple[int, int]] | None:
 
 def _runtime_loops(sizes: list[Any], thread: Expr, threads: int) -> tuple[list[Any], list[Expr], Expr | None]:
     total: Any = prod(sizes)
-    it = fresh("it")
+    it = fresh("it", counting(total))
     c: Expr = it * threads + thread
     exists = c < total
     digits: list[Expr] = [const(0)] * len(sizes)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.ir import Buffer, Expr
+from tilelang.target.machine import MOST_BYTES
 
 from .gpu_api import CUDA, GpuApi
 from .llvm_text import Writer
@@ -44,6 +45,20 @@ def bytes_of(w: Writer, b: Buffer, size_of: Callable[[Expr], str]) -> str:
     for d in b.shape:
         count = w.ins(f"mul i64 {count}, {size_of(d) if isinstance(d, Expr) else d}")
     return count
+
+
+def fits(w: Writer, buffers: tuple[Buffer, ...], size_of: Callable[[Expr], str]) -> str:
+    """Whether no dimension is negative and no buffer has more bytes than any memory (i1; "": all sizes are constants)."""
+    good = ""
+    for b in buffers:
+        product = f"{float(b.dtype.bytes)}"
+        for d in b.shape:
+            size = w.ins(f"uitofp i64 {size_of(d) if isinstance(d, Expr) else d} to double")  # of a negative number: over 2^63
+            product = w.ins(f"fmul double {product}, {size}")
+        if any(isinstance(d, Expr) for d in b.shape):
+            small = w.ins(f"fcmp ole double {product}, {float(MOST_BYTES)}")
+            good = w.ins(f"and i1 {good}, {small}") if good else small
+    return good
 
 
 class Workspaces:

@@ -22,6 +22,7 @@ _KB = 1024
 REGISTERS_PER_SM = 65536  # of 32 bits, on every capability from 7.0 on
 MOST_REGISTERS = 255  # of a thread: the encoding of the instructions
 MAX_GRID = (2**31 - 1, 65535, 65535)  # most blocks along x, y and z
+MOST_BYTES = 2**47  # of one buffer: the address space of a process
 RESERVED_SHARED = 1024  # bytes of shared memory that CUDA reserves for each block, from capability 8.0 on
 
 

@@ -15,6 +15,7 @@ from tilelang.ir import (AddressOf, Alloc, Binary, Broadcast, Buffer, Call, Cast
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import CheckedAddress, CheckedLoad, CheckedStore
 from tilelang.target.device_functions import known_function
+from tilelang.target.machine import MOST_BYTES
 
 from . import arithmetic, mathlib
 from .state import BlockState, Bound, Storage
@@ -368,6 +369,16 @@ def count_of(cx: Code, b: Buffer) -> str:
     return out
 
 
+def too_large(cx: Code, b: Buffer) -> str:
+    """Whether a dimension of a buffer is negative, or its bytes are more than any memory has (i1; "false": sizes are constants)."""
+    product, known = f"{float(b.dtype.bytes)}", True
+    for d in b.shape:
+        known = known and isinstance(d, int)
+        size = cx.f.let(f"uitofp i64 {cx.index(d)} to double")  # of a negative number: more than 2^63
+        product = cx.f.let(f"fmul double {product}, {size}")
+    return "false" if known else cx.f.let(f"fcmp ogt double {product}, {float(MOST_BYTES)}")
+
+
 class HostFunction:
     """The function `ptr entry(params…)`, which returns null or the text of the failure. launches: how many were printed so far.
     """
@@ -397,6 +408,8 @@ class HostFunction:
         f, b = self.code.f, s.buffer
         if b.scope() != GLOBAL:
             raise unsupported(f"an allocation in scope {b.scope()} outside a kernel", span=s.span)
+        memory = f.module.string("out of memory for a global workspace")
+        self.fail_if(too_large(self.code, b), memory)
         size = f.smax(f.mul(count_of(self.code, b), str(b.dtype.bytes)), "1")
         slot = f.alloca("ptr", hint="work")
         f.allocas.append(f"  store ptr null, ptr {slot}")
@@ -409,7 +422,6 @@ class HostFunction:
         f.do(f"store ptr {got}, ptr {slot}")
         self._workspaces.append(slot)
         self.code.storage[b.data] = Storage(got)
-        memory = f.module.string("out of memory for a global workspace")
         self.fail_if(f.let(f"icmp eq ptr {got}, null"), memory)
 
 

@@ -17,7 +17,7 @@ from tilelang.target.cpu_launch import CpuLaunch
 
 from .block_function import Captured, LaunchFrame, captured_values, open_block, print_body
 from .coroutine_launch import CoroutineLaunch
-from .code import HostFunction, bind_value, count_of
+from .code import HostFunction, bind_value, count_of, too_large
 from .state import Bound, LaneFaults
 from .text import Fn, clean
 from .threads import check_not_null
@@ -56,7 +56,9 @@ def _print_form(host: HostFunction, s: CpuLaunch) -> None:
     block = "" if run is not None else _block_function(frame)
     scratch = max(c.scratch for c in s.codes)
     sizes = []
+    message = f.module.string("out of memory for the storage of a block")
     for t in s.slots:
+        host.fail_if(too_large(cx, t.buffer), message)
         size = t.buffer.dtype.bytes
         part = t.copies * t.unit if t.unit > size else 0  # the last unit may be incomplete
         sizes.append(f.let(f"and i64 {f.add(f.mul(count_of(cx, t.buffer), str(t.copies * size)), str(63 + part))}, -64"))
@@ -87,7 +89,6 @@ def _print_form(host: HostFunction, s: CpuLaunch) -> None:
     status = f.let(f"call i32 {start}(ptr @{name}, ptr {context}, i64 {count}, i64 {total})")
     if "printf" in f.module.entries:
         f.do(f"call i32 {f.module.declare('fflush', 'i32', 'ptr')}(ptr null)")
-    message = f.module.string("out of memory for the storage of a block")
     host.fail_if(f.let(f"icmp ne i32 {status}, 0"), message)
     if run is not None:
         run.report(failed)

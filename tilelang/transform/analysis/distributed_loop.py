@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,19 +44,26 @@ class Grid:
                  inner: Sequence[tuple[Var, int]] = ()) -> None:
         self.dist, self.loop_vars, self.thread, self.inner = dist, loop_vars, thread, list(inner)
         self.loops: list[tuple[Var, int]] = [*dist.loops, *inner]
-        axes = [(thread, dist.threads), *self.loops]
+        self.shape = tuple(n for _, n in [(thread, dist.threads), *self.loops])
+
+    @cached_property
+    def env(self) -> dict[Var, np.ndarray]:
+        """Made where a fragment is asked for: loops over global memory may have more iterations than fit a table."""
         env: dict[Var, np.ndarray] = {}
-        for k, (v, n) in enumerate(axes):
-            shape = [1] * len(axes)
+        for k, (v, n) in enumerate([(self.thread, self.dist.threads), *self.loops]):
+            shape = [1] * len(self.shape)
             shape[k] = n
             env[v] = np.arange(n).reshape(shape)
-        self.shape = tuple(n for _, n in axes)
         for v, index in zip(self.loop_vars, self.dist.indices):
             got = index_values(index, env)
             assert got is not None, "indices of a distribution are made of its own variables"
             env[v] = got
-        self.env = env
-        self.valid = None if self.dist.exists is None else index_values(self.dist.exists, env)
+        return env
+
+    @cached_property
+    def valid(self) -> np.ndarray | None:
+        """Which points exist; None where all do."""
+        return None if self.dist.exists is None else index_values(self.dist.exists, self.env)
 
     def with_inner(self, inner: list[tuple[Var, int]]) -> Grid:
         """The grid with more axes: static serial loops inside the body."""

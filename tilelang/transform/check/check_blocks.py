@@ -16,6 +16,7 @@ from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Buffer, Call, Const, Ev
                          Parallel, Stmt, Store, TileOp, Var, While, alpha_equal, binary, const, contains, free_vars, inner,
                          is_const, rewrite, substitute, walk, GLOBAL, PRIVATE)
 from tilelang.target.intrinsics import INTRINSICS, SYNC, WRITES
+from tilelang.target.machine import MAX_GRID
 
 from ..analysis.effects import effects
 from ..analysis.guards import conjuncts
@@ -43,7 +44,7 @@ def check_blocks(func: Func, cx: PassContext) -> Func:
                 map(_waits, walk(launch.body, While))):
             _Blocks(launch, moving)
             for v, n in moving.items():
-                for pair in _pairs(launch.body, v, int(n.value)) if isinstance(n, Const) else ():
+                for pair in _pairs(launch.body, v, int(n.value) if isinstance(n, Const) else MAX_GRID[0]):
                     _Blocks(launch, {v: n}, pair)
     return func
 

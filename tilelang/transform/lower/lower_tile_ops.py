@@ -20,7 +20,7 @@ from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Const, Continue, Eval
                          each_register, free_vars, fresh, rebuild, replace, rewrite_launches, seq, walk, with_options, EMPTY,
                          FRAGMENT, SHARED)
 from tilelang.ir.verify import THREADS_BOUND, TILE
-from tilelang.ops.distribute import Distribution
+from tilelang.ops.distribute import Distribution, counting
 from tilelang.target.warp_groups import GROUP, WARP_LANES, warps_of
 
 from .direct_loads import direct_loads
@@ -277,7 +277,7 @@ class Lowering:
                  is_async: bool = False, width: int | None = None, span: Any = None) -> Stmt:
         """The lowering of `for idx in T.Parallel(*extents): body(idx)`."""
         names = "ijklmnpq"
-        vars = tuple(fresh(names[k] if k < len(names) else f"i{k}") for k in range(len(extents)))
+        vars = tuple(fresh(names[k] if k < len(names) else f"i{k}", counting(n)) for k, n in enumerate(extents))
         return lower_loop(self, vars, tuple(extents), body(vars), loop_layout=loop_layout, is_async=is_async,
                           width=width, span=span)
 
