@@ -369,14 +369,16 @@ def count_of(cx: Code, b: Buffer) -> str:
     return out
 
 
-def too_large(cx: Code, b: Buffer) -> str:
-    """Whether a dimension of a buffer is negative, or its bytes are more than any memory has (i1; "false": sizes are constants)."""
-    product, known = f"{float(b.dtype.bytes)}", True
+def check_size(host: HostFunction, b: Buffer, text: str) -> None:
+    """Fail the call where a dimension known at run time is negative, or the bytes are more than any memory has."""
+    f = host.code.f
+    if all(isinstance(d, int) for d in b.shape):
+        return
+    product = f"{float(b.dtype.bytes)}"
     for d in b.shape:
-        known = known and isinstance(d, int)
-        size = cx.f.let(f"uitofp i64 {cx.index(d)} to double")  # of a negative number: more than 2^63
-        product = cx.f.let(f"fmul double {product}, {size}")
-    return "false" if known else cx.f.let(f"fcmp ogt double {product}, {float(MOST_BYTES)}")
+        size = f.let(f"uitofp i64 {host.code.index(d)} to double")  # of a negative number: more than 2^63
+        product = f.let(f"fmul double {product}, {size}")
+    host.fail_if(f.let(f"fcmp ogt double {product}, {float(MOST_BYTES)}"), f.module.string(text))
 
 
 class HostFunction:
@@ -408,8 +410,7 @@ class HostFunction:
         f, b = self.code.f, s.buffer
         if b.scope() != GLOBAL:
             raise unsupported(f"an allocation in scope {b.scope()} outside a kernel", span=s.span)
-        memory = f.module.string("out of memory for a global workspace")
-        self.fail_if(too_large(self.code, b), memory)
+        check_size(self, b, "out of memory for a global workspace")
         size = f.smax(f.mul(count_of(self.code, b), str(b.dtype.bytes)), "1")
         slot = f.alloca("ptr", hint="work")
         f.allocas.append(f"  store ptr null, ptr {slot}")
@@ -422,6 +423,7 @@ class HostFunction:
         f.do(f"store ptr {got}, ptr {slot}")
         self._workspaces.append(slot)
         self.code.storage[b.data] = Storage(got)
+        memory = f.module.string("out of memory for a global workspace")
         self.fail_if(f.let(f"icmp eq ptr {got}, null"), memory)
 
 

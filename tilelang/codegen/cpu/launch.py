@@ -17,10 +17,12 @@ from tilelang.target.cpu_launch import CpuLaunch
 
 from .block_function import Captured, LaunchFrame, captured_values, open_block, print_body
 from .coroutine_launch import CoroutineLaunch
-from .code import HostFunction, bind_value, count_of, too_large
+from .code import HostFunction, bind_value, check_size, count_of
 from .state import Bound, LaneFaults
 from .text import Fn, clean
 from .threads import check_not_null
+
+_NO_MEMORY = "out of memory for the storage of a block"
 
 
 def print_launch(host: HostFunction, s: CpuLaunch) -> None:
@@ -56,9 +58,8 @@ def _print_form(host: HostFunction, s: CpuLaunch) -> None:
     block = "" if run is not None else _block_function(frame)
     scratch = max(c.scratch for c in s.codes)
     sizes = []
-    message = f.module.string("out of memory for the storage of a block")
     for t in s.slots:
-        host.fail_if(too_large(cx, t.buffer), message)
+        check_size(host, t.buffer, _NO_MEMORY)
         size = t.buffer.dtype.bytes
         part = t.copies * t.unit if t.unit > size else 0  # the last unit may be incomplete
         sizes.append(f.let(f"and i64 {f.add(f.mul(count_of(cx, t.buffer), str(t.copies * size)), str(63 + part))}, -64"))
@@ -89,6 +90,7 @@ def _print_form(host: HostFunction, s: CpuLaunch) -> None:
     status = f.let(f"call i32 {start}(ptr @{name}, ptr {context}, i64 {count}, i64 {total})")
     if "printf" in f.module.entries:
         f.do(f"call i32 {f.module.declare('fflush', 'i32', 'ptr')}(ptr null)")
+    message = f.module.string(_NO_MEMORY)
     host.fail_if(f.let(f"icmp ne i32 {status}, 0"), message)
     if run is not None:
         run.report(failed)
