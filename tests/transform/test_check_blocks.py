@@ -123,8 +123,7 @@ def test_every_backend_refuses_them(where):
         tilelang.compile(launch(through_shared_memory), **where)
 
 
-@pytest.mark.parametrize("body", [of_other_elements, at_half_of_the_index, at_the_last_bit_of_the_index, at_a_remainder_and_a_bound],
-                         ids=lambda b: b.__name__)
+@pytest.mark.parametrize("body", RACES[:3] + [of_other_elements], ids=lambda b: b.__name__)
 def test_as_many_blocks_as_a_call_says_get_a_warning(body):
     with pytest.warns(TileLangWarning, match="block-overwrite"):
         tilelang.compile(launch(body, (None,)), target="cpu")

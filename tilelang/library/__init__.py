@@ -14,7 +14,7 @@ from typing import Any as _Any
 
 from tilelang.errors import named_arguments as _named_arguments, register as _register
 
-from .arguments import explained as _explained
+from .arguments import explained as _explained, under_autocast as _under_autocast
 
 _register("library-option", TypeError, "an argument that a function of the library does not take",
           expected="the arguments of the function")
@@ -64,7 +64,7 @@ def __getattr__(name: str) -> _Any:
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     fn = getattr(_import_module(f"{__name__}.{_NAMES[name]}"), name)
-    value = globals()[name] = _named_arguments("library-option", room=__name__, explain=_explained)(fn)
+    value = globals()[name] = _named_arguments("library-option", room=__name__, explain=_explained)(_under_autocast(fn))
     return value
 
 

@@ -1,8 +1,10 @@
-"""What was wrong with the arguments of a call that failed with one of Python's own errors."""
+"""Arguments of calls: under torch.autocast, and what was wrong with those of a call that failed with one of Python's errors."""
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -23,7 +25,43 @@ _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "Value": ("a function", callable),
     "BlockMask": ("a mask of tilelang.library.create_block_mask", lambda x: hasattr(x, "columns")),
 }
+# function -> operands that have the type of torch.autocast where that is on, as those of torch.matmul and SDPA have
+LOWERED: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("matmul", "grouped_matmul"), ("a", "b", "bias")), "fused_matmul": ("a", "b", "second"),
+    **dict.fromkeys(("flash_attention", "flex_attention", "linear_attention", "gated_delta", "kda", "retention"),
+                    ("q", "k", "v")),
+    "mla_prefill": ("q", "k", "k_rope", "v"), "conv2d": ("x", "weight"), "linear_cross_entropy": ("x", "weight"),
+    "mamba2": ("x", "b", "c"),
+}
 _OF_SHAPES = (AttributeError, IndexError, ZeroDivisionError)
+
+
+def under_autocast(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A public function whose operands in `LOWERED` are converted by torch.autocast where it is on, and no `out` is given."""
+    if fn.__name__ not in LOWERED:
+        return fn
+    order = list(inspect.signature(fn).parameters)
+    places = {n: order.index(n) for n in LOWERED[fn.__name__]}
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is None or not torch._C._is_any_autocast_enabled() or kwargs.get("out") is not None:  # 0.1 us
+            return fn(*args, **kwargs)
+        like = args[0] if args else kwargs.get(order[0])
+        if not isinstance(like, torch.Tensor) or not torch.is_autocast_enabled(like.device.type):
+            return fn(*args, **kwargs)
+        kind, given = torch.get_autocast_dtype(like.device.type), [*args]
+        for n, k in places.items():
+            x = given[k] if k < len(given) else kwargs.get(n)
+            if isinstance(x, torch.Tensor) and x.dtype in (torch.float32, torch.float16, torch.bfloat16):
+                if k < len(given):
+                    given[k] = x.to(kind)
+                else:
+                    kwargs[n] = x.to(kind)
+        return fn(*given, **kwargs)
+
+    return call
 
 
 def explained(name: str, signature: inspect.Signature, given: dict[str, Any], failed: Exception) -> TileLangError | None:

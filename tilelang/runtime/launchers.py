@@ -178,7 +178,8 @@ class _GpuStatements:
     def _allocate(self, space: workspaces.Workspaces, what: str) -> None:
         good = workspaces.fits(self.w, space.buffers, self.wide)
         if good:
-            self.w.check(good, "RuntimeError", f"kernel {self.sig.name}: {what} cannot be allocated: a size is negative or too large")
+            text = f"kernel {self.sig.name}: {what} cannot be allocated: a size is negative or too large"
+            self.w.check(good, "RuntimeError", text)
         self._in_context(lambda: space.allocate(self.stream), f"kernel {self.sig.name}: {what} cannot be allocated")
         # without a check, because a failing check would free the memory again
         self.w.cleanup.append(lambda: in_context(self.w, self.context, lambda: space.free(self.stream), self.api))

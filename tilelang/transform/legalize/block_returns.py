@@ -20,8 +20,8 @@ nested branches, a variable tells the rest:
 
 from __future__ import annotations
 
-from tilelang.ir import (Alloc, Break, Buffer, Call, Evaluate, For, If, Launch, Seq, Stmt, Store, While, binary, const, controls,
-                         dtype, load, replace, seq, walk, VARIABLE)
+from tilelang.ir import (Alloc, Break, Buffer, Call, Evaluate, For, If, Launch, Seq, Stmt, Store, While, binary, const,
+                         controls, dtype, load, replace, seq, walk, VARIABLE)
 from tilelang.target.thread_calls import BLOCK_VOTES, CLOCKS
 
 from ..analysis.divergence import Divergence

@@ -188,8 +188,8 @@ def _wrap_axes(dist: Distribution, inner: Stmt, registers: bool, span: Any) -> S
         count *= n if isinstance(n, int) else 1 << 30
         part = unroll and count > STEPS_UNROLLED and not _picks_register(inner, v)
         plan = LoopPlan(independent=True, factor=PARTLY_UNROLLED if part else None)
-        inner = For(v, const(0, v.dtype), n if isinstance(n, Expr) else const(n, v.dtype), "unroll" if unroll else "serial", inner,
-                    plan=plan, span=span)
+        steps = n if isinstance(n, Expr) else const(n, v.dtype)
+        inner = For(v, const(0, v.dtype), steps, "unroll" if unroll else "serial", inner, plan=plan, span=span)
     return inner
 
 
