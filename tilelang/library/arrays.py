@@ -100,6 +100,16 @@ def maker(like: Any, shape: tuple[int, ...], element: str) -> Callable[[], Any]:
     return partial(torch.empty_strided, shape, compact(tuple(shape)), dtype=getattr(torch, element), device=like.device)
 
 
+def in_parts(run: Callable[..., Any], most: int, *whole: Any) -> None:
+    """run(*tensors) for at most `most` elements of their first dimension at a time.  A tensor may be None."""
+    n = whole[0].shape[0]
+    if n <= most:
+        run(*whole)
+        return
+    for first in range(0, n, most):
+        run(*(x if x is None else x[first:first + most] for x in whole))
+
+
 def empty(like: Any, shape: tuple[int, ...], element: str) -> Any:
     """An uninitialised tensor of the kind and on the device of `like`."""
     if is_numpy(like):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from math import ceil
@@ -13,9 +14,9 @@ import numpy as np
 
 import tilelang.language as T
 from tilelang.errors import error
-from tilelang.target.machine import MOST_REGISTERS, consumer_registers
+from tilelang.target.machine import MAX_GRID, MOST_REGISTERS, consumer_registers
 
-from ..arrays import compact, compact_copy, contiguous, empty, is_numpy, maker, sum_into, type_name, zeros
+from ..arrays import compact, compact_copy, contiguous, empty, in_parts, is_numpy, maker, sum_into, type_name, zeros
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place, dynamic_shapes
 from .backward_kernels import dense_backward, packed_backward
@@ -105,7 +106,28 @@ def _prepare(tensors: dict[str, Any], target: Any, deterministic: bool | None, *
     given = {**{n: tensors.get(n) for n in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "sinks")}, "out": None}
     p = opened(attention_problem(given, at.target.is_gpu, with_lse=tensors["grad_lse"] is not None, dynamic=dynamic_shapes(),
                                  unit=UNIT, **options), at, "backward", deterministic, most=OWN_QUERIES)
+    if not p.packed and p.sizes.batch > MAX_GRID[2] and not p.drop:
+        make = [maker(q, s, p.dtype) for s in p.shapes[:3]] + [maker(q, (p.sizes.heads,), p.accum)] * p.sinks
+        return Prepared(_by_parts(target, deterministic, options), lambda: tuple(m() for m in make), scale=p.default_scale)
     return prepared(p, tensors, at, deterministic, PLAIN if p.packed or not p.drop else DROPPING)
+
+
+def _by_parts(target: Any, deterministic: bool | None, options: dict[str, Any]) -> Callable[..., None]:
+    """A function as `prepared` gives it, for more sequences than a grid has blocks along z."""
+    def run(arrays: tuple[Any, ...], scale: float, made: tuple[Any, ...], extra: Any = None) -> None:
+        def part(*cut: Any) -> None:
+            found = gradients((*cut[:7], *arrays[7:]), target=target, deterministic=deterministic,
+                              **{**options, "scale": scale})
+            for x, g in zip(cut[7:], found):
+                x[...] = g
+            for x, g in zip(made[3:], found[3:]):  # of sinks
+                x += g
+
+        for x in made[3:]:
+            x[...] = 0
+        in_parts(part, MAX_GRID[2], *arrays[:7], *made[:3])
+
+    return run
 
 
 def prepared(p: AttentionProblem, tensors: dict[str, Any], at: Place, deterministic: bool | None,

@@ -7,8 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from tilelang.target.machine import MAX_GRID
+
 from ..agreement import Disjoint, magnitude
-from ..arrays import aligned, empty, fresh, strided, zeros
+from ..arrays import aligned, empty, fresh, in_parts, strided, zeros
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place, dynamic_shapes
 from .build import planned_run
@@ -98,6 +100,14 @@ def _run(p: MatmulProblem, at: Place, tensors: dict[str, Any], tune: bool, again
         return lambda *arrays: empty(arrays[0], shape, p.types[2]) if arrays[-1] is None else arrays[-1]  # the last one is out
     if p.k == 0:
         return _of_zeros(p, at)
+    if p.batch > MAX_GRID[2]:
+        def run(a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, out: Any) -> Any:
+            out = empty(a, shape, p.types[2]) if out is None else out
+            each = (a, out) if b.ndim == 2 else (a, out, b)
+            in_parts(lambda a, out, b=b: again(a, b, bias, scale_a, scale_b, out), MAX_GRID[2], *each)
+            return out
+
+        return run
     # Wide loads need a first element at a multiple of 16 bytes; strides of kernels are not negative.
     loose = [not strided(x) or at.target.is_gpu and not aligned(x) for x in (a, b)]
     if any(loose):

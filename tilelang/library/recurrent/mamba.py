@@ -257,12 +257,13 @@ def cumulate(f: MambaForm) -> Any:
 def scores(f: MambaForm) -> Any:
     """The kernel (C, B, CB): c b^T of each chunk, tiles on and below the diagonal."""
     batch, seq, chunks = T.dynamic("batch, seq, chunks")
-    rows = batch, seq, f.groups, f.n
+    rows, tiles = (batch, seq, f.groups, f.n), f.length // STEPS
 
     @T.prim_func
     def mamba_scores(C: T.Tensor(rows, f.dtype), B: T.Tensor(rows, f.dtype),
                        CB: T.Tensor((batch, chunks, f.groups, f.length, f.length), f.dtype)):
-        with T.Kernel(f.length // STEPS, f.length // STEPS, batch * chunks * f.groups, threads=128) as (j, i, z):
+        with T.Kernel(tiles * tiles * batch * chunks * f.groups, threads=128) as block:  # along z a grid has 65535
+            j, i, z = block % tiles, block // tiles % tiles, block // (tiles * tiles)
             Cs, Bs = T.alloc_shared((STEPS, f.n), f.dtype), T.alloc_shared((STEPS, f.n), f.dtype)
             found = T.alloc_fragment((STEPS, STEPS), f.acc)
             g, c, b = z % f.groups, z // f.groups % chunks, z // f.groups // chunks

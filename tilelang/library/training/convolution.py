@@ -22,8 +22,9 @@ import tilelang.language as T
 
 from tilelang.errors import error
 from tilelang.ir import dtype
+from tilelang.target.machine import MAX_GRID
 
-from ..arrays import accumulator, contiguous, empty, type_name, zeros
+from ..arrays import accumulator, contiguous, empty, in_parts, type_name, zeros
 from ..attention.inputs import running_on
 from ..autograd import Function, Results, Step
 from ..gemm.kernels import chosen
@@ -154,7 +155,13 @@ def _run(x: Any, weight: Any, stride: list[int], padding: list[int], dilation: l
     f, at = _form(x, weight, stride, padding, dilation), running_on(x, target)
     if 0 not in y.shape:
         f = tiled(f, at, power(x.shape[0]) * f.out[0] * f.out[1])
-        at.kernel(convolution, f, cluster=f.tile.cluster or None)(contiguous(x), _matrix(f, weight), y)
+        kernel, w = at.kernel(convolution, f, cluster=f.tile.cluster or None), _matrix(f, weight)
+        in_parts(lambda x, y: kernel(x, w, y), _images(f, f.out), contiguous(x), y)
+
+
+def _images(f: ConvForm, size: tuple[int, int]) -> int:
+    """The most images of a launch, whose tiles of pixels stand along y of the grid."""
+    return max(1, MAX_GRID[1] * f.tile.bm // (size[0] * size[1]))
 
 
 def _gradient_results(x: Any, weight: Any, needs: list[bool], *others: Any) -> Results:
@@ -168,7 +175,8 @@ def _gradient(x: Any, weight: Any, needs: list[bool], stride: list[int], padding
     rows = x.shape[0] * f.out[0] * f.out[1]
     if needs[0] and rows and f.features:
         g = tiled(f, at, power(x.shape[0]) * f.out[0] * f.out[1], True)
-        at.kernel(image_gradient, g, cluster=g.tile.cluster or None)(dy, _matrix(f, weight), dx)
+        kernel, w = at.kernel(image_gradient, g, cluster=g.tile.cluster or None), _matrix(f, weight)
+        in_parts(lambda dy, dx: kernel(dy, w, dx), _images(g, f.image[:2]), dy, dx)
     if needs[1] and not rows:
         dw = zeros(x, tuple(weight.shape), f.kind)
     elif needs[1]:
