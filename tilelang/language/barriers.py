@@ -32,7 +32,7 @@ def _counts(what: str, arrive_count: Any) -> tuple[int, ...]:
 def _few(what: str, n: int) -> int:
     if not 0 < n <= MOST_BARRIERS:
         raise error("barrier-count", f"{what} takes «1 to {MOST_BARRIERS}» barriers, found {n}",
-                    hint="use few barriers in turns: bar[k % n]")
+                    hint="use few barriers again: bar[k % n]")
     return n
 
 

@@ -100,7 +100,7 @@ def maker(like: Any, shape: tuple[int, ...], element: str) -> Callable[[], Any]:
     return partial(torch.empty_strided, shape, compact(tuple(shape)), dtype=getattr(torch, element), device=like.device)
 
 
-def in_parts(run: Callable[..., Any], most: int, *whole: Any) -> None:
+def in_chunks(run: Callable[..., Any], most: int, *whole: Any) -> None:
     """run(*tensors) for at most `most` elements of their first dimension at a time.  A tensor may be None."""
     n = whole[0].shape[0]
     if n <= most:

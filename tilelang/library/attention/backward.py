@@ -16,7 +16,7 @@ import tilelang.language as T
 from tilelang.errors import error
 from tilelang.target.machine import MAX_GRID, MOST_REGISTERS, consumer_registers
 
-from ..arrays import compact, compact_copy, contiguous, empty, in_parts, is_numpy, maker, sum_into, type_name, zeros
+from ..arrays import compact, compact_copy, contiguous, empty, in_chunks, is_numpy, maker, sum_into, type_name, zeros
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place, dynamic_shapes
 from .backward_kernels import dense_backward, packed_backward
@@ -108,14 +108,14 @@ def _prepare(tensors: dict[str, Any], target: Any, deterministic: bool | None, *
                                  unit=UNIT, **options), at, "backward", deterministic, most=OWN_QUERIES)
     if not p.packed and p.sizes.batch > MAX_GRID[2] and not p.drop:
         make = [maker(q, s, p.dtype) for s in p.shapes[:3]] + [maker(q, (p.sizes.heads,), p.accum)] * p.sinks
-        return Prepared(_by_parts(target, deterministic, options), lambda: tuple(m() for m in make), scale=p.default_scale)
+        return Prepared(_by_chunks(target, deterministic, options), lambda: tuple(m() for m in make), scale=p.default_scale)
     return prepared(p, tensors, at, deterministic, PLAIN if p.packed or not p.drop else DROPPING)
 
 
-def _by_parts(target: Any, deterministic: bool | None, options: dict[str, Any]) -> Callable[..., None]:
+def _by_chunks(target: Any, deterministic: bool | None, options: dict[str, Any]) -> Callable[..., None]:
     """A function as `prepared` gives it, for more sequences than a grid has blocks along z."""
     def run(arrays: tuple[Any, ...], scale: float, made: tuple[Any, ...], extra: Any = None) -> None:
-        def part(*cut: Any) -> None:
+        def some(*cut: Any) -> None:
             found = gradients((*cut[:7], *arrays[7:]), target=target, deterministic=deterministic,
                               **{**options, "scale": scale})
             for x, g in zip(cut[7:], found):
@@ -125,7 +125,7 @@ def _by_parts(target: Any, deterministic: bool | None, options: dict[str, Any]) 
 
         for x in made[3:]:
             x[...] = 0
-        in_parts(part, MAX_GRID[2], *arrays[:7], *made[:3])
+        in_chunks(some, MAX_GRID[2], *arrays[:7], *made[:3])
 
     return run
 

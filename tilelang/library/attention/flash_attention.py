@@ -11,7 +11,8 @@ from tilelang.errors import error
 from tilelang.target.machine import MAX_GRID
 
 from ..agreement import Disjoint
-from ..arrays import accumulator, capturing, compact_copy, contiguous, empty, filled, in_parts, maker, settled, type_name, zeros
+from ..arrays import (accumulator, capturing, compact_copy, contiguous, empty, filled, in_chunks, maker, settled, type_name,
+                      zeros)
 from ..autograd import Function, Results, Step, direct
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place, dynamic_shapes, target_text
@@ -140,7 +141,7 @@ def _prepare(tensors: dict[str, Any], target: Any, tune: bool | None, **options:
     at = running_on(q, target)
     problem = attention_problem(tensors, at.target.is_gpu, **options, dynamic=dynamic_shapes(), unit=UNIT)
     if not problem.packed and problem.sizes.batch > MAX_GRID[2] and not problem.drop:
-        return Prepared(_by_parts(target, tune, options), maker(q, problem.shapes[3], problem.dtype),
+        return Prepared(_by_chunks(target, tune, options), maker(q, problem.shapes[3], problem.dtype),
                         maker(q, problem.lse_shape, problem.accum), problem.default_scale,
                         None if out is None else Disjoint(out, [tensors[n] for n in "qkv"]))
     if at.target.is_gpu and problem.few_queries:
@@ -154,10 +155,10 @@ def _prepare(tensors: dict[str, Any], target: Any, tune: bool | None, **options:
                     None if out is None else Disjoint(out, [tensors[n] for n in "qkv"]), tuned is None)
 
 
-def _by_parts(target: Any, tune: bool | None, options: dict[str, Any]) -> Callable[..., None]:
+def _by_chunks(target: Any, tune: bool | None, options: dict[str, Any]) -> Callable[..., None]:
     """A function as _run gives it, for more sequences than a grid has blocks along z."""
     def run(arrays: tuple[Any, ...], scale: float, out: Any, lse: Any) -> None:
-        in_parts(lambda q, k, v, out, lse: attend((q, k, v, *arrays[3:]), (out, lse), target=target, tune=tune,
+        in_chunks(lambda q, k, v, out, lse: attend((q, k, v, *arrays[3:]), (out, lse), target=target, tune=tune,
                                                   **{**options, "scale": scale}), MAX_GRID[2], *arrays[:3], out, lse)
 
     return run

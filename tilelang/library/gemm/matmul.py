@@ -10,7 +10,7 @@ from typing import Any
 from tilelang.target.machine import MAX_GRID
 
 from ..agreement import Disjoint, magnitude
-from ..arrays import aligned, empty, fresh, in_parts, strided, zeros
+from ..arrays import aligned, empty, fresh, in_chunks, strided, zeros
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place, dynamic_shapes
 from .build import planned_run
@@ -104,7 +104,7 @@ def _run(p: MatmulProblem, at: Place, tensors: dict[str, Any], tune: bool, again
         def run(a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, out: Any) -> Any:
             out = empty(a, shape, p.types[2]) if out is None else out
             each = (a, out) if b.ndim == 2 else (a, out, b)
-            in_parts(lambda a, out, b=b: again(a, b, bias, scale_a, scale_b, out), MAX_GRID[2], *each)
+            in_chunks(lambda a, out, b=b: again(a, b, bias, scale_a, scale_b, out), MAX_GRID[2], *each)
             return out
 
         return run

@@ -24,7 +24,7 @@ from tilelang.errors import error
 from tilelang.ir import dtype
 from tilelang.target.machine import MAX_GRID
 
-from ..arrays import accumulator, contiguous, empty, in_parts, type_name, zeros
+from ..arrays import accumulator, contiguous, empty, in_chunks, type_name, zeros
 from ..attention.inputs import running_on
 from ..autograd import Function, Results, Step
 from ..gemm.kernels import chosen
@@ -156,7 +156,7 @@ def _run(x: Any, weight: Any, stride: list[int], padding: list[int], dilation: l
     if 0 not in y.shape:
         f = tiled(f, at, power(x.shape[0]) * f.out[0] * f.out[1])
         kernel, w = at.kernel(convolution, f, cluster=f.tile.cluster or None), _matrix(f, weight)
-        in_parts(lambda x, y: kernel(x, w, y), _images(f, f.out), contiguous(x), y)
+        in_chunks(lambda x, y: kernel(x, w, y), _images(f, f.out), contiguous(x), y)
 
 
 def _images(f: ConvForm, size: tuple[int, int]) -> int:
@@ -176,7 +176,7 @@ def _gradient(x: Any, weight: Any, needs: list[bool], stride: list[int], padding
     if needs[0] and rows and f.features:
         g = tiled(f, at, power(x.shape[0]) * f.out[0] * f.out[1], True)
         kernel, w = at.kernel(image_gradient, g, cluster=g.tile.cluster or None), _matrix(f, weight)
-        in_parts(lambda dy, dx: kernel(dy, w, dx), _images(g, f.image[:2]), dy, dx)
+        in_chunks(lambda dy, dx: kernel(dy, w, dx), _images(g, f.image[:2]), dy, dx)
     if needs[1] and not rows:
         dw = zeros(x, tuple(weight.shape), f.kind)
     elif needs[1]:
