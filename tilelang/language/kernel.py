@@ -366,9 +366,8 @@ def ws(*groups: int) -> IfThreadFrame:
     if any(isinstance(g, bool) or not isinstance(g, int) or g < 0 for g in groups):
         raise error("warp-groups", f"T.ws takes numbers of warp groups, found {groups!r}")
     if max(groups) * 128 >= k.num_threads:
-        raise error("warp-groups", f"T.ws({max(groups)}): a block of {k.num_threads} threads has no warp group {max(groups)} "
-                    "(128 threads each)", expected=f"warp groups below {-(-k.num_threads // 128)}", found=str(max(groups)),
-                    hint="launch more threads")
+        raise error("warp-groups", f"T.ws({max(groups)}): a block of {k.num_threads} threads has no warp group ‹{max(groups)}› "
+                    "(128 threads each)", expected=f"warp groups below {-(-k.num_threads // 128)}", hint="launch more threads")
     ranges: list[list[int]] = []
     for g in sorted(set(groups)):
         if ranges and ranges[-1][1] == g:

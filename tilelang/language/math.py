@@ -456,7 +456,7 @@ cdiv = ceildiv
 def align_up(x: Any, y: Any) -> Any:
     """The least multiple of y that is not below x."""
     if is_const(convert(y), 0):
-        raise error("math-type", "T.align_up to multiples of 0", expected="a positive integer", found="0",
+        raise error("math-type", "T.align_up to multiples of ‹0›", expected="a positive integer",
                     hint="give the size of the unit")
     return ceildiv(x, y) * y
 

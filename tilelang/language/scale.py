@@ -78,8 +78,8 @@ class ScaleFrame(BodyFrame):
     def local_first(self, tile: Any, tiles: int) -> Expr:
         """The number of the tile to work on as number `tile` of `tiles`, so that a rank starts with its own part: int32."""
         if self.pad is None or tiles % self.ranks:
-            raise error("scale", f"{tiles} tiles are not divided among the devices", expected='T.Scale("node", …), and a '
-                        "multiple of its ranks", found=str(tiles))
+            raise error("scale", f"‹{tiles}› tiles are not divided among the devices",
+                        expected='T.Scale("node", …), and a multiple of its ranks')
         return binary("floormod", cast(convert(tile), I32) + self._me * (tiles // self.ranks), Const(tiles, I32))
 
     # ---- collectives ------------------------------------------------------------------------------------------------

@@ -61,8 +61,8 @@ def static_extents(shape: Any, what: str) -> tuple[int, ...]:
             raise TypeError
         return tuple(int(s) for s in ((shape,) if isinstance(shape, int) else shape))
     except (TypeError, ValueError):
-        raise error("layout-invalid", f"the shape of a {what} is a tuple of integers, found {shape!r}",
-                    expected="a tuple of integers", hint="write (64, 32); layouts have static shapes") from None
+        raise error("layout-invalid", f"the shape of a {what} is «a tuple of integers», found {shape!r}",
+                    hint="write (64, 32); layouts have static shapes") from None
 
 
 def leading_extents(given: Any, what: str) -> tuple[int, ...]:
@@ -85,9 +85,8 @@ def applied(fn: Any, args: Sequence[Any], what: str) -> Any:
     try:
         signature(fn).bind(*args)
     except TypeError as e:
-        raise error("layout-invalid", f"the function of {what} does not take {len(args)} indices: {e}",
-                    expected=f"a function of {len(args)} indices", found=str(e),
-                    hint="one argument for each dimension") from None
+        raise error("layout-invalid", f"the function of {what} does not take {len(args)} indices: ‹{e}›",
+                    expected=f"a function of {len(args)} indices", hint="one argument for each dimension") from None
     except ValueError:  # a builtin without a signature
         pass
     return fn(*args)
@@ -122,12 +121,10 @@ def fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_fn
         thread = _call(thread_fn, args, vs, shape)
         index = None if index_fn is None else applied(index_fn, vs, f"the register of Fragment {shape}")
     else:
-        raise error("layout-invalid", "a Fragment needs forward_fn or forward_thread_fn",
-                    expected="forward_fn or forward_thread_fn", found="neither")
+        raise error("layout-invalid", "a Fragment needs «forward_fn or forward_thread_fn»", found="neither")
     if isinstance(index, (list, tuple)):
         if len(index) != 1:
-            raise error("layout-invalid", f"a Fragment's register must be one number, found {len(index)}",
-                        expected="one number")
+            raise error("layout-invalid", f"a Fragment's register must be «one number», found {len(index)}")
         index = index[0]
     if prod((count, *shape)) > _MOST:
         raise error("layout-invalid", f"Fragment {shape} in {count} copies has ‹{prod((count, *shape))}› elements: no block "
@@ -139,8 +136,8 @@ def fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_fn
     r = np.broadcast_to(_ranks(t[0]) if index is None else evaluate_index(index, env), full).astype(np.int64)
     what = f"Fragment {shape}"
     if t.flat[0] or r.flat[0]:
-        raise error("layout-no-structure", f"{what}: element 0 must be in thread 0, register 0; found thread {t.flat[0]}, "
-                    f"register {r.flat[0]}", expected="thread 0, register 0", found=f"thread {t.flat[0]}, register {r.flat[0]}")
+        raise error("layout-no-structure", f"{what}: element 0 must be in «thread 0, register 0»; found ‹thread {t.flat[0]}, "
+                    f"register {r.flat[0]}›")
     lines = []
     for d in range(len(full)):
         at: list[Any] = [0] * len(full)

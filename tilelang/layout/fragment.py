@@ -45,8 +45,8 @@ class Fragment(IndexMap):
         if modes is None:
             count = replicate if isinstance(replicate, int) else 1
             if count < 1:
-                raise error("layout-invalid", f"a fragment holds every element at least once, found replicate={count}",
-                            expected="replicate from 1", found=str(count))
+                raise error("layout-invalid", f"a fragment holds every element at least once, found replicate=‹{count}›",
+                            expected="replicate from 1")
             modes, replicate = fit_functions(self.shape, forward_fn, forward_thread_fn, forward_index_fn, count)
         self.modes: tuple[Modes, ...] = tuple(merged(tuple(m)) for m in modes)
         self.copies: Modes = merged(tuple(replicate))
@@ -54,8 +54,8 @@ class Fragment(IndexMap):
         top = 1 + sum((m.size - 1) * m.stride for m in self._all_modes(THREAD))
         self.threads = top if threads is None else int(threads)
         if top > self.threads:
-            raise error("layout-invalid", f"fragment {self.shape} reaches thread {top - 1}, the block has {self.threads}",
-                        expected=f"threads below {self.threads}", found=f"thread {top - 1}")
+            raise error("layout-invalid", f"fragment {self.shape} reaches ‹thread {top - 1}›, the block has {self.threads}",
+                        expected=f"threads below {self.threads}")
 
     def _check(self) -> None:
         if len(self.modes) != len(self.shape):
@@ -63,8 +63,8 @@ class Fragment(IndexMap):
                         f"{len(self.modes)}", expected=f"{len(self.shape)} groups of digits")
         for d, (n, modes) in enumerate(zip(self.shape, self.modes)):
             if covered(modes) < n:
-                raise error("layout-invalid", f"dimension {d} of a fragment has {n} indices, its digits count {covered(modes)}",
-                            expected=f"digits that count {n}", found=str(covered(modes)))
+                raise error("layout-invalid", f"dimension {d} of a fragment has {n} indices, its digits count "
+                            f"‹{covered(modes)}›", expected=f"digits that count {n}")
         for to in (THREAD, REGISTER):
             at = 1
             for m in sorted(self._all_modes(to), key=lambda m: m.stride):
@@ -246,8 +246,8 @@ class Fragment(IndexMap):
         """
         repeats = leading_extents(repeats, "Fragment.repeat")
         if len(repeats) != self.ndim:
-            raise error("layout-invalid", f"repeat of a {self.ndim}-D fragment needs {self.ndim} factors, found {len(repeats)}",
-                        expected=f"{self.ndim} factors")
+            raise error("layout-invalid", f"repeat of a {self.ndim}-D fragment needs «{self.ndim} factors», found "
+                        f"{len(repeats)}")
         if self.is_padded:
             raise error("layout-invalid", f"a padded fragment {self.shape} cannot be repeated",
                         expected="a fragment without padding", found="a padded one")
@@ -412,8 +412,8 @@ def _regrouped(digits: list[Mode], shape: tuple[int, ...], what: str) -> list[Mo
                 left.append(Mode(m.size // n, m.to, m.stride * n))
                 m = Mode(n, m.to, m.stride)
             if m.size == 1 or n % m.size:
-                raise error("layout-no-structure", f"{what}: {n} indices cut a digit of {m.size}",
-                            expected=f"a multiple of {m.size} indices", found=str(n))
+                raise error("layout-no-structure", f"{what}: ‹{n}› indices cut a digit of {m.size}",
+                            expected=f"a multiple of {m.size} indices")
             group.insert(0, m)
             n //= m.size
         out.insert(0, tuple(group))

@@ -86,9 +86,8 @@ class Layout(IndexMap):
         env = {v: (0, n - 1) for v, n in zip(vs, self.shape)}
         places = _places(out)
         if any(isinstance(e, (str, type(None))) for e in places):
-            raise error("layout-invalid", f"the function of Layout {self.shape} gives {out!r}, expected places",
-                        expected="an index or a tuple of indices", found=repr(out),
-                        hint="return integer arithmetic on the indices")
+            raise error("layout-invalid", f"the function of Layout {self.shape} gives ‹{out!r}›, expected places",
+                        expected="an index or a tuple of indices", hint="return integer arithmetic on the indices")
         return vs, tuple(simplify(convert(e), env) for e in places)
 
     @property
@@ -147,8 +146,8 @@ class Layout(IndexMap):
         out = []
         for low, high in ranges:
             if low < 0:
-                raise error("layout-invalid", f"Layout {self.shape}: the physical index is negative ({low})",
-                            expected="a place from 0", found=str(low))
+                raise error("layout-invalid", f"Layout {self.shape}: the physical index is negative (‹{low}›)",
+                            expected="a place from 0")
             out.append(high + 1)
         if self._declared is not None and len(out) == 1:
             return (max(self._declared, out[0]),)
@@ -186,8 +185,7 @@ class Layout(IndexMap):
     def offset(self, idx: Sequence[Any]) -> Any:
         """Physical element of an index; int when all indices are ints."""
         if len(idx) != self.ndim:
-            raise error("layout-invalid", f"Layout {self.shape} takes {self.ndim} indices, found {len(idx)}",
-                        expected=f"{self.ndim} indices")
+            raise error("layout-invalid", f"Layout {self.shape} takes «{self.ndim} indices», found {len(idx)}")
         if all(isinstance(i, (int, np.integer)) for i in idx):
             return int(self._table[tuple(idx)])
         vs, index = self._symbolic
@@ -222,8 +220,7 @@ class Layout(IndexMap):
         """The physical index, one expression per physical dimension; constants fold."""
         vs, index = self._symbolic
         if len(indices) != len(vs):
-            raise error("layout-invalid", f"Layout {self.shape} takes {len(vs)} indices, found {len(indices)}",
-                        expected=f"{len(vs)} indices")
+            raise error("layout-invalid", f"Layout {self.shape} takes «{len(vs)} indices», found {len(indices)}")
         mapping = {v: convert(i) for v, i in zip(vs, indices)}
         return [simplify(substitute(e, mapping)) for e in index]
 
@@ -288,9 +285,8 @@ class Layout(IndexMap):
         """
         new = tuple(int(s) for s in shape)
         if int(np.prod(new)) * rescale_den != int(np.prod(self.shape)) * rescale_num:
-            raise error("layout-invalid", f"Layout.reshape: {self.shape} has {int(np.prod(self.shape))} elements, {new} needs "
-                        f"{int(np.prod(new)) * rescale_den // rescale_num}", expected=f"{int(np.prod(self.shape))} elements",
-                        found=f"{int(np.prod(new)) * rescale_den // rescale_num}")
+            raise error("layout-invalid", f"Layout.reshape: {self.shape} has «{int(np.prod(self.shape))} elements», {new} "
+                        f"needs ‹{int(np.prod(new)) * rescale_den // rescale_num}›")
 
         if rescale_den > rescale_num and rescale_den % rescale_num == 0:
             f = rescale_den // rescale_num

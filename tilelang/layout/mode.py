@@ -138,8 +138,8 @@ def evaluate_index(e: Any, env: Mapping[Var, Any]) -> np.ndarray:
         return np.int64(e)  # type: ignore[return-value]
     for n in walk(e):
         if isinstance(n, Var) and n not in env:
-            raise error("layout-invalid", f"a layout function uses `{n.name}`, which is not one of its indices",
-                        expected="the layout's own indices", found=f"`{n.name}`")
+            raise error("layout-invalid", f"a layout function uses ‹`{n.name}`›, which is not one of its indices",
+                        expected="the layout's own indices")
         if not isinstance(n, (Var, Const, Cast, Select, Unary, Binary)) or not (n.dtype.is_int or n.dtype.is_bool):
             raise error("layout-invalid", "a layout function must be integer arithmetic on its indices, found "
                         f"{type(n).__name__}", expected="integer arithmetic on the indices", found=f"a {type(n).__name__}")

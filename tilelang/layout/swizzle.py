@@ -138,8 +138,8 @@ def _shape_bits(buf: Any) -> tuple[tuple[int, ...], int]:
         raise facts(TypeError(f"a layout constructor takes a buffer, found {type(buf).__name__}"),
                     "a buffer", f"a {type(buf).__name__}")
     if not all(isinstance(s, int) for s in buf.shape):
-        raise error("layout-invalid", f"a layout needs a static shape, `{buf.name}` has {buf.shape}",
-                    expected="a static shape", found=str(tuple(buf.shape)))
+        raise error("layout-invalid", f"a layout needs «a static shape», `{buf.name}` has {buf.shape}",
+                    found=str(tuple(buf.shape)))
     return tuple(buf.shape), buf.dtype.bits * buf.dtype.lanes
 
 

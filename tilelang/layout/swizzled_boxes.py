@@ -133,11 +133,10 @@ def swizzled_box_layout(shape: Sequence[int], element: Any, swizzle_bytes: int) 
     width = swizzle_bytes or 16
     panel = width * 8 // bits
     if width not in WIDTHS:
-        raise error("layout-invalid", f"swizzle atoms are 128, 64, 32 or 16 bytes wide, found {swizzle_bytes}",
-                    expected="128, 64, 32 or 16 bytes")
+        raise error("layout-invalid", f"swizzle atoms are «128, 64, 32 or 16 bytes» wide, found {swizzle_bytes}")
     if len(shape) < 2 or shape[-1] % panel:
-        raise error("layout-invalid", f"{width}-byte swizzle atoms need rows of a multiple of {panel} elements, found shape "
-                    f"{shape}", expected=f"rows of a multiple of {panel} elements")
+        raise error("layout-invalid", f"{width}-byte swizzle atoms need «rows of a multiple of {panel} elements», found shape "
+                    f"{shape}")
     return _panelled(shape, bits, width)
 
 

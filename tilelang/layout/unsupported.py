@@ -16,7 +16,7 @@ CUTE = """IntTuple E ScaledBasis ComposedLayout Swizzle make_layout make_identit
 def unsupported(name: str, reason: str) -> Callable[..., Any]:
     """A function that raises layout-not-available."""
     def unavailable(*args: Any, **kw: Any) -> Any:
-        raise error("layout-not-available", f"{name} {reason}", found=str(name))
+        raise error("layout-not-available", f"‹{name}› {reason}")
 
     unavailable.__name__ = unavailable.__qualname__ = name
     unavailable.__doc__ = f"Not available: {reason}."

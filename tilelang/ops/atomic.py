@@ -85,9 +85,8 @@ class AtomicTile(TileOp):
         """dst must be in global or shared memory, of a type with atomics, and have as many elements as value."""
         dt, scope = self.dst.dtype, self.dst.buffer.scope_name
         if dt not in ATOMIC_DTYPES:
-            raise errors.error("atomic-dtype", f"T.atomic_{self.kind} is not defined on {dt}, expected one of "
-                               f"{', '.join(ATOMIC_DTYPES)}",
-                               expected=f"one of {', '.join(ATOMIC_DTYPES)}", found=str(dt), span=self.span)
+            raise errors.error("atomic-dtype", f"T.atomic_{self.kind} is not defined on ‹{dt}›, expected «one of "
+                               f"{', '.join(ATOMIC_DTYPES)}»", span=self.span)
         if scope not in (GLOBAL, STATIC, DYNAMIC):
             raise errors.error("atomic-scope", f"T.atomic_{self.kind} needs global or shared memory, `{self.dst.buffer.name}` "
                                f"is {scope}", found=f"`{self.dst.buffer.name}` in {scope}", span=self.span)

@@ -161,9 +161,8 @@ class Combine(TileOp):
         fits = [shape] if self.scan else [self.lines, tuple(n for d, n in enumerate(shape) if d != self.dim) or (1,)]
         for r, allowed in (*((r, [shape]) for r in self.srcs), *((r, fits) for r in self.outs)):
             if tuple(r.extents) not in allowed:
-                raise errors.error("combine-shape", f"`{r.buffer.name}` has the shape {tuple(r.extents)}, not "
-                                   f"{' or '.join(map(str, allowed))}", expected=" or ".join(map(str, allowed)),
-                                   found=str(tuple(r.extents)), span=self.span)
+                raise errors.error("combine-shape", f"`{r.buffer.name}` has the shape ‹{tuple(r.extents)}›, not "
+                                   f"{' or '.join(map(str, allowed))}", expected=" or ".join(map(str, allowed)), span=self.span)
         for x in (x for e in (*self.first, *self.joined, *self.identity, *self.results) for x in walk(e, Load)):
             if x.buffer.scope_name == FRAGMENT:
                 raise errors.error("combine-element", f"the function reads an element of the fragment `{x.buffer.name}`, which "

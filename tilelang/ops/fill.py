@@ -39,8 +39,8 @@ class Fill(TileOp):
     def check(self) -> None:
         """Check that value has the element type of dst."""
         if self.value.dtype != self.dst.dtype:
-            raise errors.error("fill-value", f"T.fill of `{self.dst.buffer.name}` ({self.dst.dtype}) with a value of type "
-                               f"{self.value.dtype}", expected=str(self.dst.dtype), found=str(self.value.dtype), span=self.span)
+            raise errors.error("fill-value", f"T.fill of `{self.dst.buffer.name}` («{self.dst.dtype}») with a value of type "
+                               f"‹{self.value.dtype}›", span=self.span)
 
     def accesses(self) -> tuple[Access, ...]:
         """The tile is written.  Loads inside `value` are found by walking the expressions."""

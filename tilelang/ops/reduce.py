@@ -100,8 +100,8 @@ class Reduce(TileOp):
         kept = shape[:self.dim] + [1] + shape[self.dim + 1:]
         if out not in (removed, kept):
             raise errors.error("reduce-shape", f"Invalid reduce output shape, buffer shape is {shape}, dim is {self.dim}, "
-                               f"output shape is {out}, expected shapes are {removed}, {kept}", expected=f"{removed} or {kept}",
-                               found=str(out), span=self.span)
+                               f"output shape is ‹{out}›, expected shapes are {removed}, {kept}",
+                               expected=f"{removed} or {kept}", span=self.span)
         a, b = (memory(r.buffer.scope_name) for r in (self.src, self.dst))
         if a == "other" or b == "other" or (a == "thread") != (b == "thread"):
             raise errors.error("reduce-scope", f"Invalid buffer scopes for a reduction: `{self.src.buffer.name}` is "
@@ -111,7 +111,7 @@ class Reduce(TileOp):
         for r in (self.dst, self.src):
             if self.kind.startswith("bit") and not (r.dtype.is_int or r.dtype.is_bool):
                 raise errors.error("reduce-dtype", f"a {self.kind} reduction needs integers or bool, `{r.buffer.name}` is "
-                                   f"{r.dtype}", found=str(r.dtype), span=self.span)
+                                   f"‹{r.dtype}›", span=self.span)
         if self.kind in ("sum", "abssum", "prod"):
             reject_reductions(self.dst, self.span)
 
@@ -122,8 +122,7 @@ class Reduce(TileOp):
 def reject_reductions(dst: Region, span: Span | None) -> None:
     """Raise reduce-dtype where the result's type has no zero to start a sum from."""
     if dst.dtype.base == SCALE:
-        raise errors.error("reduce-dtype", f"a sum needs a type with a zero, `{dst.buffer.name}` is {dst.dtype}",
-                           expected="a type with a zero", found=str(dst.dtype), span=span,
+        raise errors.error("reduce-dtype", f"a sum needs «a type with a zero», `{dst.buffer.name}` is ‹{dst.dtype}›", span=span,
                            hint="sum in float32 and convert the result")
 
 

@@ -78,8 +78,7 @@ class Transpose(TileOp):
         units = all(is_const(e, 1) for e in more[:len(more) - len(less)])
         if not units or a[len(a) - 2 - n:-2] != b[len(b) - 2 - n:-2] or (a[-2], a[-1]) != (b[-1], b[-2]):
             raise errors.error("transpose-shape", f"T.transpose of `{self.src.buffer.name}` {a} needs a destination "
-                               f"{(*a[:-2], a[-1], a[-2])}, `{self.dst.buffer.name}` is {b}",
-                               expected=f"{(*a[:-2], a[-1], a[-2])}", found=str(b), span=self.span)
+                               f"«{(*a[:-2], a[-1], a[-2])}», `{self.dst.buffer.name}` is ‹{b}›", span=self.span)
         if self.src.buffer is self.dst.buffer:
             raise errors.error("transpose-shape", "T.transpose in place is not possible",
                                expected="two buffers", found=f"`{self.src.buffer.name}` twice", span=self.span)

@@ -93,8 +93,8 @@ def silu(x: Any) -> Tensor:
 def gelu(x: Any, approximate: str = "none") -> Tensor:
     """x times the normal distribution function of x, in float32; approximate="tanh": by tanh."""
     if approximate not in ("none", "tanh"):
-        raise error("program-option", f"T.gelu is computed by {approximate!r}", expected='"none" or "tanh"',
-                    found=repr(approximate), hint='approximate="tanh" computes by tanh; leave it out for the error function')
+        raise error("program-option", f"T.gelu is computed by ‹{approximate!r}›", expected='"none" or "tanh"',
+                    hint='approximate="tanh" computes by tanh; leave it out for the error function')
     if approximate == "tanh":
         return x * 0.5 * (((x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)).tanh() + 1)  # type: ignore[no-any-return]
     return x * 0.5 * ((x * math.sqrt(0.5)).erf() + 1)  # type: ignore[no-any-return]

@@ -68,9 +68,8 @@ class TensorBox:
             places, at = self._columns(self.map.im2col, start, shape[0])
             return memory, store.flat(self.dt)[at], places, self._granules(at)
         if strides[-1] != 1 or any(s * item % UNIT for s in strides[:-1]) or offset * item % UNIT:
-            raise fault("sim-tma", f"{self.map.buffer.name}: strides {strides} from element {offset} do not suit a tensor map",
-                        expected="a stride of 1 element and others of multiples of 16 bytes",
-                        found=f"strides {strides} from element {offset}", span=self.span,
+            raise fault("sim-tma", f"{self.map.buffer.name}: ‹strides {strides} from element {offset}› do not suit a tensor "
+                        "map", expected="a stride of 1 element and others of multiples of 16 bytes", span=self.span,
                         hint="the innermost stride is 1 element, others are multiples of 16 bytes")
         low = [min(max(s, 0), n) for s, n in zip(start, shape)]
         high = [min(max(s + b, lo), n) for s, b, n, lo in zip(start, self.box, shape, low)]
@@ -104,9 +103,9 @@ class TensorBox:
     def units(self, start: int, first: int, end: int, b: Any, align: int, span: Any) -> np.ndarray:
         """16-byte units of a box at byte `start` of b, whose bytes are `first` to `end`.  Raises sim-tma, sim-out-of-bounds."""
         if start % align:
-            raise fault("sim-tma", f"a box in {b.name} starts at byte {start} of shared memory, not a multiple of {align}",
-                        expected=f"a multiple of {align} bytes", found=f"byte {start}",
-                        span=span, hint="align buffers that TMA fills: 1024 bytes under a 128-byte swizzle")
+            raise fault("sim-tma", f"a box in {b.name} starts at ‹byte {start}› of shared memory, not a multiple of {align}",
+                        expected=f"a multiple of {align} bytes", span=span,
+                        hint="align buffers that TMA fills: 1024 bytes under a 128-byte swizzle")
         units = box_chunks(start, self.rows, self.row_bytes, self.map.swizzle)
         if units.max() >= end // UNIT or units.min() < first // UNIT:
             raise fault("sim-out-of-bounds", f"a box of {self.map.box} elements at byte {start - first} of {b.name} "
@@ -126,25 +125,24 @@ def box_of(c: Context, e: Call) -> TensorBox:
     """The box of a call (attr `map`).  Raises sim-tma for a map that its launch does not define."""
     name = e.options.map
     if name not in c.launch.maps:
-        raise fault("sim-tma", f"no tensor map is called {name}: this launch has {', '.join(c.launch.maps) or 'none'}",
-                    expected=f"one of {', '.join(c.launch.maps) or 'none'}", found=str(name), span=e.span)
+        raise fault("sim-tma", f"no tensor map is called ‹{name}›: this launch has {', '.join(c.launch.maps) or 'none'}",
+                    expected=f"one of {', '.join(c.launch.maps) or 'none'}", span=e.span)
     return TensorBox(c, c.launch.maps[name], e.span)
 
 
 def coordinates(c: Context, e: Call, m: TensorBox, args: tuple[Any, ...]) -> Callable[[LaneFrame, int], tuple[int, ...]]:
     """f(frame, thread) -> coordinates, outermost first."""
     if len(args) != m.map.coordinates:
-        raise fault("sim-tma", f"{e.op}: {len(args)} coordinates for a map of {m.map.coordinates}",
-                    expected=f"{m.map.coordinates} coordinates", found=str(len(args)), span=e.span)
+        raise fault("sim-tma", f"{e.op}: ‹{len(args)}› coordinates for a map of {m.map.coordinates}",
+                    expected=f"{m.map.coordinates} coordinates", span=e.span)
     fns = [c.expr(a) for a in args]
     bits = m.map.buffer.dtype.bits
 
     def at(f: LaneFrame, t: int) -> tuple[int, ...]:
         out = tuple(int(spread(fn(f), f.lanes)[t]) for fn in reversed(fns))
         if out[-1] * bits % (STRIDE_ALIGN * 8):  # an H200 reports "illegal instruction" for such loads and stores
-            raise fault("sim-tma", f"{e.op} of {m.map.buffer.name} at column {out[-1]}: boxes start at multiples of "
-                        f"{STRIDE_ALIGN} bytes",
-                        expected=f"a column at a multiple of {STRIDE_ALIGN} bytes", found=f"column {out[-1]}", span=e.span)
+            raise fault("sim-tma", f"{e.op} of {m.map.buffer.name} at ‹column {out[-1]}›: boxes start at multiples of "
+                        f"{STRIDE_ALIGN} bytes", expected=f"a column at a multiple of {STRIDE_ALIGN} bytes", span=e.span)
         return out
 
     return at

@@ -179,8 +179,8 @@ def _by_param(func: Func, args: Arguments) -> dict[Var, Any]:
                 names[b.name] = p
         unknown = [k for k in args if k not in names]
         if unknown:
-            raise fault("sim-argument", f"no parameter is called {unknown[0]}: expected one of {', '.join(sorted(names))}",
-                        expected=f"one of {', '.join(sorted(names))}", found=str(unknown[0]), span=func.span)
+            raise fault("sim-argument", f"no parameter is called ‹{unknown[0]}›: expected «one of {', '.join(sorted(names))}»",
+                        span=func.span)
         return {names[k]: v for k, v in args.items()}
     if len(args) == len(func.params):
         return dict(zip(func.params, args))
@@ -200,11 +200,10 @@ def _solve(func: Func, arrays: dict[Var, np.ndarray], values: dict[Var, Any]) ->
             continue
         shape = a.shape[:-1] if b.dtype.lanes > 1 else a.shape
         if len(shape) != len(b.shape):
-            raise fault("sim-argument", f"{b.name} has {len(b.shape)} dimensions, found an array with {len(shape)}",
-                        expected=f"{len(b.shape)} dimensions", found=str(len(shape)), span=b.span)
+            raise fault("sim-argument", f"{b.name} has «{len(b.shape)} dimensions», found an array with ‹{len(shape)}›",
+                        span=b.span)
         if a.dtype != numpy_dtype(b.dtype):
-            raise fault("sim-argument", f"{b.name} has dtype {b.dtype}, found an array of {a.dtype}",
-                        expected=str(b.dtype), found=str(a.dtype), span=b.span)
+            raise fault("sim-argument", f"{b.name} has dtype «{b.dtype}», found an array of ‹{a.dtype}›", span=b.span)
         entries += [(d, n, f"{b.name}.shape[{i}]") for i, (d, n) in enumerate(zip(b.shape, shape))]
         entries += [(d, s // a.itemsize, f"{b.name}.strides[{i}]")
                     for i, (d, s) in enumerate(zip(b.strides_ or (), a.strides)) if isinstance(d, Expr)]
@@ -219,13 +218,13 @@ def _solve(func: Func, arrays: dict[Var, np.ndarray], values: dict[Var, Any]) ->
                 whole, n = d.a, n * d.b.value
             at0, at1 = (int(evaluate(whole, {**values, v: x})) for x in (0, 1))
             if at1 == at0 or (n - at0) % (at1 - at0):
-                raise fault("sim-argument", f"{what} = {n} has no solution for {v.name}",
-                            expected=f"an extent that gives {v.name} an integer", found=str(n), span=func.span)
+                raise fault("sim-argument", f"{what} = ‹{n}› has no solution for {v.name}",
+                            expected=f"an extent that gives {v.name} an integer", span=func.span)
             values[v] = np.asarray((n - at0) // (at1 - at0), numpy_dtype(v.dtype))
     for d, n, what in entries:
         want = int(evaluate(d, values)) if isinstance(d, Expr) else d
         if want != n:
-            raise fault("sim-argument", f"{what}: expected {want}, found {n}", expected=str(want), span=func.span)
+            raise fault("sim-argument", f"{what}: expected «{want}», found {n}", span=func.span)
 
 
 def _tensor(b: Buffer, a: np.ndarray | None, values: dict[Var, Any], granule: Mapping[int, int]) -> Tensor:
@@ -289,11 +288,11 @@ def clusters(extents: list[int], dims: tuple[int, int, int] | None, span: Any) -
     inner = (dims or (1, 1, 1))[:len(extents)]
     for n, extent, axis in zip((*inner, 1), (*extents, 1), "xyz"):
         if extent % n:
-            raise fault("sim-cluster", f"clusters of {n} blocks along {axis} do not divide a grid of {extent}",
-                        expected=f"a grid that is a multiple of {n} along {axis}", found=str(extent), span=span)
+            raise fault("sim-cluster", f"clusters of {n} blocks along {axis} do not divide a grid of ‹{extent}›",
+                        expected=f"a grid that is a multiple of {n} along {axis}", span=span)
     if dims is not None and any(n > 1 for n in dims[len(extents):]):
-        raise fault("sim-cluster", f"clusters of {dims} blocks do not divide a grid of {len(extents)} dimensions",
-                    expected=f"a cluster of {len(extents)} dimensions", found=str(dims), span=span)
+        raise fault("sim-cluster", f"clusters of ‹{dims}› blocks do not divide a grid of {len(extents)} dimensions",
+                    expected=f"a cluster of {len(extents)} dimensions", span=span)
     for at in itertools.product(*(range(0, n, k) for n, k in zip(reversed(extents), reversed(inner)))):
         yield [tuple(a + b for a, b in zip(reversed(at), reversed(more)))
                for more in itertools.product(*(range(k) for k in reversed(inner)))]

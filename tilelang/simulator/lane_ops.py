@@ -90,9 +90,8 @@ def _atomic(c: Context, e: Call) -> Closure:
     kind = e.op.removeprefix("atomic_")
     target = e.args[0]
     if not isinstance(target, AddressOf):
-        raise fault("sim-unsupported", f"{e.op} on a pointer that is not the address of a buffer element",
-                    expected="the address of a buffer element", found="another pointer", span=e.span,
-                    hint="pass an element of a tensor: C[i, j]")
+        raise fault("sim-unsupported", f"{e.op} on a pointer that is not «the address of a buffer element»",
+                    found="another pointer", span=e.span, hint="pass an element of a tensor: C[i, j]")
     value: Closure = c.expr(e.args[1]) if len(e.args) > 1 else lambda f: np.int8(0)
     compared = c.expr(e.args[2]) if len(e.args) > 2 else None
     dt = target.buffer.dtype.scalar
@@ -142,8 +141,8 @@ def own_threads(f: LaneFrame) -> np.ndarray:
 def need_whole_warps(f: LaneFrame, e: Call) -> None:
     """Raises sim-warp-divergence unless whole warps are active (the last warp of a block may be partial)."""
     if f.lanes % f.warp:
-        raise fault("sim-warp-divergence", f"{e.op} needs whole warps, found {f.lanes} threads", expected="whole warps",
-                    span=e.span, hint=f"use a multiple of {f.warp} threads")
+        raise fault("sim-warp-divergence", f"{e.op} needs «whole warps», found {f.lanes} threads", span=e.span,
+                    hint=f"use a multiple of {f.warp} threads")
 
 
 def participants(f: LaneFrame, e: Call, masks: np.ndarray, threads: int) -> np.ndarray:
@@ -193,8 +192,8 @@ def _shuffle(c: Context, e: Call) -> Closure:
         src = src + (np.arange(f.lanes) - lane)
         if f.mask is not None and (f.mask & ~f.mask[src]).any():
             t = int(np.flatnonzero(f.mask & ~f.mask[src])[0])
-            raise fault("sim-warp-divergence", f"{e.op}: thread {t} reads from thread {int(src[t])}, which does not execute it",
-                        expected="a lane that executes it", found=f"thread {int(src[t])}, which does not", span=e.span,
+            raise fault("sim-warp-divergence", f"{e.op}: thread {t} reads from ‹thread {int(src[t])}, which does not› execute "
+                        "it", expected="a lane that executes it", span=e.span,
                         hint="all lanes of the warp must reach a shuffle together")
         if width <= WARP and (f.mask is not None or named is not None):
             participants(f, e, np.asarray(FULL_MASK if named is None else named(f)), threads)
@@ -305,9 +304,8 @@ VOTES_OF_BLOCKS: dict[str, Callable[[np.ndarray], Any]] = {
 def _ldg(c: Context, e: Call) -> Closure:
     at = e.args[0]
     if not isinstance(at, AddressOf):
-        raise fault("sim-unsupported", "ldg of a pointer that is not the address of a buffer element",
-                    expected="the address of a buffer element", found="another pointer", span=e.span,
-                    hint="index a tensor: T.__ldg(A[i])")
+        raise fault("sim-unsupported", "ldg of a pointer that is not «the address of a buffer element»",
+                    found="another pointer", span=e.span, hint="index a tensor: T.__ldg(A[i])")
     return c.expr(Load(at.buffer, at.indices, e.dtype, span=e.span))
 
 

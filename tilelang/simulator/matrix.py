@@ -43,8 +43,8 @@ class Registers:
 
     def __init__(self, c: Context, a: Any, nbytes: int, span: Any) -> None:
         if not isinstance(a, AddressOf) or not a.buffer.scope().startswith("local"):
-            raise fault("sim-unsupported", "a matrix instruction takes the address of a per-thread array",
-                        expected="the address of a per-thread array", found="another operand", span=span)
+            raise fault("sim-unsupported", "a matrix instruction takes «the address of a per-thread array»",
+                        found="another operand", span=span)
         self.buffer, self.span, self.nbytes, self.check = a.buffer, span, nbytes, c.check
         self.item = numpy_dtype(a.buffer.dtype).itemsize * a.buffer.dtype.lanes
         self.where = c.memory.elements(a.buffer, a.indices, max(1, nbytes // self.item), span, "matrix operand")
@@ -147,8 +147,8 @@ def mma(c: Context, e: Call) -> Action:
     """mma: accumulator, a, b."""
     row = row_of(e.options.row)
     if row is None or row.lanes != c.warp:
-        raise fault("sim-unsupported", f"no matrix instruction of warps of {c.warp} lanes is called {e.options.row}",
-                    expected="a matrix instruction", found=f"{e.options.row}", span=e.span)
+        raise fault("sim-unsupported", f"no matrix instruction of warps of {c.warp} lanes is called ‹{e.options.row}›",
+                    expected="a matrix instruction", span=e.span)
     m, n, k = row.shape
     coroutines = []
     for arg, frag, dt in zip(e.args, (row.c, row.a, row.b), (row.c_dtype, row.a_dtype, row.b_dtype)):

@@ -14,8 +14,7 @@ from .faults import fault
 def arrivals(n: Any, span: Any) -> int:
     """The count of an mbarrier.  Raises sim-mbarrier for a number that it cannot count."""
     if not 1 <= n < 1 << 20:
-        raise fault("sim-mbarrier", f"an mbarrier counts 1 to {(1 << 20) - 1} arrivals, found {n}",
-                    expected=f"1 to {(1 << 20) - 1} arrivals", span=span)
+        raise fault("sim-mbarrier", f"an mbarrier counts «1 to {(1 << 20) - 1} arrivals», found {n}", span=span)
     return int(n)
 
 
@@ -43,9 +42,8 @@ class Phases:
     def arrive(self, n: int, span: Any) -> None:
         """Count n arrivals.  Raises sim-mbarrier when the phase needs fewer."""
         if n > self.pending:
-            raise fault("sim-mbarrier", f"{self.name}: {n} threads arrive in phase {self.phase}, which needs "
-                        f"{self.pending} more of {self.count} arrivals",
-                        expected=f"at most {self.pending} arrivals in this phase", found=str(n), span=span,
+            raise fault("sim-mbarrier", f"{self.name}: ‹{n}› threads arrive in phase {self.phase}, which needs {self.pending} "
+                        f"more of {self.count} arrivals", expected=f"at most {self.pending} arrivals in this phase", span=span,
                         hint="the count of an mbarrier is the number of threads that arrive in one phase")
         self.pending -= n
         self.settle()

@@ -153,8 +153,8 @@ def out_of_bounds(b: Buffer, indices: list[Value], shape: tuple[int, ...], bad: 
     grids = np.broadcast_arrays(*[np.asarray(i) for i in indices], np.asarray(bad))
     at = tuple(np.argwhere(grids[-1])[0])
     found = ", ".join(str(int(g[at])) for g in grids[:-1])
-    return fault("sim-out-of-bounds", f"{what} {b.name}[{found}] is outside its shape ({', '.join(map(str, shape))}){where}",
-                 expected=f"indices below ({', '.join(map(str, shape))})", found=f"[{found}]", span=span,
+    return fault("sim-out-of-bounds", f"{what} {b.name}‹[{found}]› is outside its shape ({', '.join(map(str, shape))}){where}",
+                 expected=f"indices below ({', '.join(map(str, shape))})", span=span,
                  hint=f"{b.name} is a {b.scope()} buffer: check the extent of the loop or region that indexes it")
 
 
@@ -234,8 +234,8 @@ def without_storage(b: Buffer, span: Any) -> Exception:
 def shared_operand(e: Call, a: Expr, what: str = "element") -> AddressOf:
     """The operand a of an intrinsic.  Raises sim-unsupported unless it is the address of shared memory."""
     if not isinstance(a, AddressOf) or a.buffer.scope() not in SHARED:
-        raise fault("sim-unsupported", f"{e.op} needs the address of a shared {what}",
-                    expected=f"the address of a shared {what}", found=f"another operand of {e.op}", span=e.span)
+        raise fault("sim-unsupported", f"{e.op} needs «the address of a shared {what}»", found=f"another operand of {e.op}",
+                    span=e.span)
     return a
 
 

@@ -39,8 +39,8 @@ def _remote(c: Any, e: Call) -> Closure:
         bad = (r < 0) | (r >= c.ranks.size)
         if (bad if r.ndim == 0 or f.mask is None else bad & f.mask).any() and f.any_active():
             found = int(r) if r.ndim == 0 else int(r[bad if f.mask is None else bad & f.mask][0])
-            raise fault("sim-rank", f"there is no rank {found} among {c.ranks.size}", expected=f"a rank from 0 to "
-                        f"{c.ranks.size - 1}", found=str(found), span=e.span or c.place)
+            raise fault("sim-rank", f"there is no rank ‹{found}› among {c.ranks.size}",
+                        expected=f"a rank from 0 to {c.ranks.size - 1}", span=e.span or c.place)
         return Section(held.memory, held.of, np.where(bad, 0, r))
 
     return run
@@ -86,8 +86,8 @@ def _pe_barrier(c: Any, e: Call) -> Action:
     def run(f: LaneFrame) -> None:
         ranks, block, (t, *more) = c.ranks, f.block, np.flatnonzero(f.active())
         if more:
-            raise fault("sim-barrier", f"{1 + len(more)} threads come to the barrier of all PEs at once", expected="one thread",
-                        found=f"{1 + len(more)} threads", span=e.span)
+            raise fault("sim-barrier", f"‹{1 + len(more)} threads› come to the barrier of all PEs at once",
+                        expected="one thread", span=e.span)
         clocks, wait = getattr(block, "clocks", None), getattr(block, "wait", None) or block.warp_roles.wait
         ranks.came[block.device] += 1
         turn = ranks.came[block.device]

@@ -24,11 +24,11 @@ def wgmma_row(e: Call) -> Any:
     """The row of a wgmma call.  Raises sim-unsupported for an unknown name and for operand orders that it does not take."""
     row, majors = WGMMA_ROWS.get(e.options.row), (e.options.a_major, e.options.b_major)
     if row is None:
-        raise fault("sim-unsupported", f"no wgmma instruction is called {e.options.row}",
-                    expected="an instruction of wgmma", found=f"{e.options.row}", span=e.span)
+        raise fault("sim-unsupported", f"no wgmma instruction is called ‹{e.options.row}›", expected="an instruction of wgmma",
+                    span=e.span)
     if any(m not in row.majors for m in majors):
-        raise fault("sim-unsupported", f"{row.name} takes operands of order {', '.join(row.majors)}, found {majors}",
-                    expected=f"operands of order {', '.join(row.majors)}", span=e.span)
+        raise fault("sim-unsupported", f"{row.name} takes «operands of order {', '.join(row.majors)}», found {majors}",
+                    span=e.span)
     return row
 
 
@@ -101,8 +101,8 @@ def descriptor(c: Context, e: Call, at: Callable[[LaneFrame], Value]) -> Closure
         on = address if address.ndim == 0 or f.mask is None else address[f.mask]
         if (on % UNIT).any():
             odd = int(on[on % UNIT > 0][0]) if on.ndim else int(on)
-            raise fault("sim-misaligned", f"a wgmma operand at byte {odd}, not a multiple of 16",
-                        expected="a multiple of 16 bytes", found=f"byte {odd}", span=e.span)
+            raise fault("sim-misaligned", f"a wgmma operand at ‹byte {odd}›, not a multiple of 16",
+                        expected="a multiple of 16 bytes", span=e.span)
         address = address - f.block.base  # only the address bits relative to its block fit
         return (address >> 4 & 0x3FFF).astype(np.uint64) | np.uint64(rest)
 

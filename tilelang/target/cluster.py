@@ -33,15 +33,13 @@ def check_cluster(dims: tuple[int, ...], grid: tuple[Any, ...], span: Any = None
     Grid extents that are expressions are checked at each call instead.  Raises cluster-dims.
     """
     if not 1 <= len(dims) <= 3 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in dims):
-        raise error("cluster-dims", f"a cluster has 1 to 3 positive extents, found {dims!r}",
-                    expected="1 to 3 positive extents", span=span)
+        raise error("cluster-dims", f"a cluster has «1 to 3 positive extents», found {dims!r}", span=span)
     x, y, z = (*dims, 1, 1)[:3]
     if x * y * z > MOST:
-        raise error("cluster-dims", f"a cluster has at most {MOST} blocks, found {x} * {y} * {z} = {x * y * z}",
-                    expected=f"at most {MOST} blocks", found=f"{x * y * z}", span=span)
+        raise error("cluster-dims", f"a cluster has «at most {MOST} blocks», found {x} * {y} * {z} = ‹{x * y * z}›", span=span)
     for n, extent, axis in zip((x, y, z), (*grid, 1, 1), "xyz"):
         have = getattr(extent, "value", extent)
         if isinstance(have, int) and have % n:
-            raise error("cluster-dims", f"clusters of {n} blocks along {axis} do not divide a grid of {have}",
-                        expected=f"a multiple of {n} blocks along {axis}", found=str(have), span=span)
+            raise error("cluster-dims", f"clusters of {n} blocks along {axis} do not divide a grid of ‹{have}›",
+                        expected=f"a multiple of {n} blocks along {axis}", span=span)
     return x, y, z

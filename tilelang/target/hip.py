@@ -66,8 +66,8 @@ def unknown_gfx(arch: object) -> TileLangError:
     reason = "it is a chip with waves of 32 lanes and without MFMA" if word.startswith(("gfx10", "gfx11", "gfx12")) else \
         "it is an MI300 from before its release, and those that are sold are gfx942" if word in ("gfx940", "gfx941") else \
         "it is no architecture of AMD's data-centre GPUs from MI200 on"
-    return error("target-arch", f"HIP target arch {arch!r} is not supported: {reason}", expected=f"one of {known}",
-                 found=repr(arch), hint=f'write {{"kind": "hip", "mcpu": "{DEFAULT_ARCH}"}}')
+    return error("target-arch", f"HIP target arch ‹{arch!r}› is not supported: {reason}", expected=f"one of {known}",
+                 hint=f'write {{"kind": "hip", "mcpu": "{DEFAULT_ARCH}"}}')
 
 
 def blocks_by_registers(registers: int, threads: int) -> int:

@@ -362,8 +362,8 @@ def _hip_arch(d: dict[str, Any]) -> str:
                     hint=f'write {{"kind": "hip", "mcpu": {names[0]!r}}}')
     lanes = d.pop("thread_warp_size", WAVE)
     if lanes != WAVE:
-        raise error("target-arch", f"wavefronts of HIP targets have {WAVE} lanes, found thread_warp_size {lanes!r}",
-                    expected=str(WAVE), found=repr(lanes), hint="leave thread_warp_size out")
+        raise error("target-arch", f"wavefronts of HIP targets have «{WAVE}» lanes, found thread_warp_size ‹{lanes!r}›",
+                    hint="leave thread_warp_size out")
     return check_gfx(names[0]) if names else hip_arch() or DEFAULT_HIP_ARCH
 
 
@@ -384,16 +384,16 @@ def check_arch(arch: Any) -> str:
     """Return the arch token if this version knows it.  Raises ValueError otherwise."""
     m = _ARCH.match(arch) if isinstance(arch, str) else None
     if m is None:
-        raise error("target-arch", f"CUDA target arch {arch!r} is malformed: expected a token like sm_80 or sm_90a",
-                    expected="a token like sm_80 or sm_90a", found=repr(arch), hint='write {"kind": "cuda", "arch": "sm_80"}')
+        raise error("target-arch", f"CUDA target arch ‹{arch!r}› is malformed: expected «a token like sm_80 or sm_90a»",
+                    hint='write {"kind": "cuda", "arch": "sm_80"}')
     number = int(m.group(1))
     if number not in LIMITS:
-        raise error("target-arch", f"CUDA target arch {arch} is not supported",
-                    expected=f"one of {', '.join(f'sm_{n}' for n in LIMITS)}", found=str(arch),
+        raise error("target-arch", f"CUDA target arch ‹{arch}› is not supported",
+                    expected=f"one of {', '.join(f'sm_{n}' for n in LIMITS)}",
                     hint="known: " + ", ".join(f"sm_{n}" for n in LIMITS))
     if m.group(2) and number < (90 if m.group(2) == "a" else 100):
-        raise error("target-arch", f"CUDA target arch {arch} does not exist: sm_{number} has no {m.group(2)!r} variant",
-                    expected=f"sm_{number}", found=str(arch), hint=f"write sm_{number}")
+        raise error("target-arch", f"CUDA target arch ‹{arch}› does not exist: «sm_{number}» has no {m.group(2)!r} variant",
+                    hint=f"write sm_{number}")
     return arch
 
 

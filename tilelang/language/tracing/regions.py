@@ -266,9 +266,9 @@ def store_slice(builder: Any, target: BufferSlice, value: Any) -> None:
     lanes = max((i.dtype.lanes for i in indices), default=1)
     v = convert(value)
     if v.dtype.lanes != target.dtype.lanes * lanes:
-        raise error("store-type", f"the slice of `{target.buffer.name}` has {lanes} elements, the value is {v.dtype} "
+        raise error("store-type", f"the slice of `{target.buffer.name}` has {lanes} elements, the value is ‹{v.dtype}› "
                     "(Incompatible types in BufferStore)",  # programs test for the text in parentheses
-                    expected=f"{target.dtype.lanes * lanes} lanes, or one", found=str(v.dtype),
+                    expected=f"{target.dtype.lanes * lanes} lanes, or one",
                     hint="fill a region with T.fill, or broadcast with T.Broadcast")
     lane = Var("lane", I32, span=builder.span())
     one = lane_of(v, lane, target) if lanes > 1 and target.dtype.lanes == 1 else None

@@ -89,13 +89,11 @@ class Gemm(TileOp):
             raise errors.error("gemm-rank", f"T.gemm: operand {name} `{r.buffer.name}` has one dimension, a matrix has two",
                                expected="at least two dimensions", found=str(len(r.extents)), span=self.span)
         if not all(is_const(e, 1) for e in r.extents[:-2]):
-            raise errors.error("gemm-rank", f"T.gemm: operand {name} `{r.buffer.name}` has extents {tuple(r.extents)}, all "
-                               "but the last two must be 1",
-                               expected="1 in all dimensions but the last two", found=str(tuple(r.extents)), span=self.span)
+            raise errors.error("gemm-rank", f"T.gemm: operand {name} `{r.buffer.name}` has extents ‹{tuple(r.extents)}›, all "
+                               "but the last two must be 1", expected="1 in all dimensions but the last two", span=self.span)
         if not all(isinstance(e, int) for e in r.extents):
-            raise errors.error("gemm-shape", f"T.gemm: the extents {tuple(r.extents)} of operand {name} `{r.buffer.name}` must "
-                               "be known while compiling",
-                               expected="extents known while compiling", found=str(tuple(r.extents)), span=self.span)
+            raise errors.error("gemm-shape", f"T.gemm: the extents ‹{tuple(r.extents)}› of operand {name} `{r.buffer.name}` "
+                               "must be known while compiling", expected="extents known while compiling", span=self.span)
         if r.buffer.scope_name not in (STATIC, DYNAMIC, FRAGMENT, LOCAL):
             raise errors.error("gemm-scope", f"T.gemm: operand {name} `{r.buffer.name}` is in {r.buffer.scope_name} memory, a "
                                "shared buffer or fragment is needed",

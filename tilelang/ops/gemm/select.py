@@ -194,7 +194,7 @@ def choose_gemm(op: Any, target: Any, threads: int, rows_first: bool = False) ->
     """
     a, b, c = op.a.dtype, op.b.dtype, op.c.dtype
     if not multiplies(a, b, c):
-        raise error("gemm-types", f"T.gemm does not multiply {a} by {b} into {c}", found=f"{a} by {b} into {c}", span=op.span,
+        raise error("gemm-types", f"T.gemm does not multiply ‹{a} by {b} into {c}›", span=op.span,
                     hint="accumulate float16 in float16 or float32, bfloat16 and fp8 in float32, int8 in int32")
     optional = (str(a), str(b), str(c)) in _SIMT_ODD
     rows = _rows_of(op, target)

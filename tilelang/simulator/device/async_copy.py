@@ -111,12 +111,12 @@ def _one_run(f: LaneFrame, address: np.ndarray, width: int, name: str, span: Any
 def _cp_async(c: DeviceContext, e: Call) -> Action:
     dst, src = e.args[:2]
     if not (isinstance(dst, AddressOf) and isinstance(src, AddressOf)):
-        raise fault("sim-unsupported", "cp_async between raw pointers", found="cp_async between raw pointers", span=e.span)
+        raise fault("sim-unsupported", "‹cp_async between raw pointers›", span=e.span)
     pred = c.expr(e.args[2]) if len(e.args) > 2 else None
     width, check, machine = e.options.bytes, c.check, HIP_CHIPS.get(c.chip)
     if machine is not None and width not in machine.async_load_bytes:
-        raise fault("sim-unsupported", f"{c.chip} has no load into LDS of {width} bytes a lane",
-                    expected=f"{' or '.join(map(str, machine.async_load_bytes))} bytes", found=str(width), span=e.span)
+        raise fault("sim-unsupported", f"{c.chip} has no load into LDS of ‹{width}› bytes a lane",
+                    expected=f"{' or '.join(map(str, machine.async_load_bytes))} bytes", span=e.span)
     to = c.memory.reach(dst.buffer, dst.indices, width, e.span, "asynchronous copy into")
     # With a false predicate the source may be out of bounds; reach() checks active lanes only.
     take = c.memory.reach(src.buffer, src.indices, width, e.span, "asynchronous copy from")

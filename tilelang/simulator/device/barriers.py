@@ -40,9 +40,8 @@ def _sync_threads(c: DeviceContext, e: Call) -> Action:
         if f.mask is not None:
             missing = _running(f) & ~f.mask
             if missing.any():
-                raise fault("sim-barrier", f"{int(f.mask.sum())} of {int(_running(f).sum())} threads reach this block "
-                            f"barrier in block {block.where}; thread {int(missing.argmax())} does not",
-                            found=f"{int(f.mask.sum())} of {int(_running(f).sum())} threads", span=e.span)
+                raise fault("sim-barrier", f"‹{int(f.mask.sum())} of {int(_running(f).sum())} threads› reach this block "
+                            f"barrier in block {block.where}; thread {int(missing.argmax())} does not", span=e.span)
         return block.clocks.barrier()
 
     return run

@@ -142,9 +142,8 @@ class Cluster:
         copies: they start copies into it, and an mbarrier of the destination reports the end.  Raises sim-cluster.
         """
         if not 0 <= rank < self.mates:
-            raise fault("sim-cluster", f"no block of this cluster has rank {rank}: it has {self.mates}",
-                        expected=f"a rank from 0 to {self.mates - 1}", found=str(rank), span=span,
-                        hint="ranks run from 0 to cluster_size() - 1")
+            raise fault("sim-cluster", f"no block of this cluster has rank ‹{rank}›: it has {self.mates}",
+                        expected=f"a rank from 0 to {self.mates - 1}", span=span, hint="ranks run from 0 to cluster_size() - 1")
         if rank == self.rank_of(f):
             return
         rank += f.block.rank - self.rank_of(f)
@@ -156,8 +155,8 @@ class Cluster:
         met = (self.own.waits[who] > 0) | (self.grid.waits[who] > 0)
         met |= clocks.seen[who, rank * self.lanes:(rank + 1) * self.lanes].any(1)
         if not met.all():
-            raise fault("sim-cluster", f"{self.thread(int(who[~met][0]))} accesses shared memory of block {self.names[rank]}, "
-                        "which may not have started", found=f"block {self.names[rank]}, which may not have started", span=span,
+            raise fault("sim-cluster", f"{self.thread(int(who[~met][0]))} accesses shared memory of ‹block {self.names[rank]}, "
+                        "which may not have started›", span=span,
                         hint="cluster_sync() before the first access to another block")
         if not copies:
             self.touched[rank].update((int(t), (int(clocks.now[t]), span)) for t in who)

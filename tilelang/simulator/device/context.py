@@ -112,9 +112,8 @@ class DeviceMemory(Memory):
                 off = address % align
                 if off.any() and (off if f.mask is None else off[f.mask]).any():
                     t = int(np.flatnonzero(off if f.mask is None else off * f.mask)[0])
-                    raise fault("sim-misaligned", f"{what} {b.name}: {width} bytes at byte {int(address[t])}, not a "
-                                f"multiple of {align} (thread {t})",
-                                expected=f"a multiple of {align} bytes", found=f"byte {int(address[t])}", span=span)
+                    raise fault("sim-misaligned", f"{what} {b.name}: {width} bytes at ‹byte {int(address[t])}›, not a multiple "
+                                f"of {align} (thread {t})", expected=f"a multiple of {align} bytes", span=span)
             return address
 
         return run

@@ -193,8 +193,8 @@ def placement(c: DeviceContext, s: Launch) -> Placement:
                 at = planned[key][1]
                 at = at if isinstance(at, int) else int(c.expr(at)(f))
                 if at + nbytes > room:
-                    raise fault("sim-out-of-bounds", f"{b.name} is placed at bytes {at} to {at + nbytes} of {room} bytes of "
-                                "shared memory", expected=f"at most {room} bytes", found=f"{at + nbytes}", span=b.span,
+                    raise fault("sim-out-of-bounds", f"{b.name} is placed at bytes {at} to ‹{at + nbytes}› of {room} bytes of "
+                                "shared memory", expected=f"at most {room} bytes", span=b.span,
                                 hint="the memory plan is too small")
             else:
                 align = max(ALIGN, b.facts.align, 1024 if boxes else 0)

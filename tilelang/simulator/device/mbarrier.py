@@ -52,8 +52,8 @@ class Barrier:
 
     def __init__(self, c: DeviceContext, a: Any, span: Any) -> None:
         if not isinstance(a, AddressOf) or not a.buffer.scope().startswith("shared"):
-            raise fault("sim-unsupported", "an mbarrier is given as the address of a shared.barrier element",
-                        expected="the address of a shared.barrier element", found="another operand", span=span)
+            raise fault("sim-unsupported", "an mbarrier is given as «the address of a shared.barrier element»",
+                        found="another operand", span=span)
         self.buffer, self.span = a.buffer, span
         self.slot = c.slot(a.buffer.data)
         self.reach = c.memory.reach(a.buffer, a.indices, 8, span, "mbarrier")

@@ -40,8 +40,7 @@ def allocate(c: DeviceContext, s: Alloc) -> Action:
     if scope == BARRIER:
         return lambda f: None
     if scope not in SHARED:
-        raise fault("sim-unsupported", f"{scope} buffers are not simulated",
-                    expected="shared or private memory", found=str(scope), span=s.span)
+        raise fault("sim-unsupported", f"‹{scope}› buffers are not simulated", expected="shared or private memory", span=s.span)
     return _shared(c, s)
 
 

@@ -117,9 +117,8 @@ def _targets(f: LaneFrame, lanes: np.ndarray, mask: int, span: Any) -> list[int]
     cluster = f.block.cluster
     size = 1 if cluster is None else cluster.mates
     if mask <= 0 or mask >> size:
-        raise fault("sim-cluster", f"a multicast to the blocks of mask {mask:#x} in a cluster of {size}",
-                    expected=f"ranks below {size}", found=f"mask {mask:#x}", span=span,
-                    hint="bit r of the mask is the block of rank r")
+        raise fault("sim-cluster", f"a multicast to the blocks of ‹mask {mask:#x}› in a cluster of {size}",
+                    expected=f"ranks below {size}", span=span, hint="bit r of the mask is the block of rank r")
     if cluster is None:
         return [0]
     ranks = [r for r in range(size) if mask >> r & 1]
@@ -159,8 +158,8 @@ def _store(c: DeviceContext, e: Call) -> Action:
     m, src = box_of(c, e), e.args[0]
     adds = e.op == "tma_reduce_add"
     if adds and str(m.map.buffer.dtype) not in REDUCE_ADD:
-        raise fault("sim-tma", f"TMA cannot add elements of {m.map.buffer.dtype}",
-                    expected="elements that TMA adds", found=str(m.map.buffer.dtype), span=e.span)
+        raise fault("sim-tma", f"TMA cannot add elements of ‹{m.map.buffer.dtype}›", expected="elements that TMA adds",
+                    span=e.span)
     frm, site = _shared(c, src, e, "TMA store of"), c.accesses.site(src.buffer.name, e.span, "TMA store")
     target = c.accesses.site(m.map.buffer.name, e.span, "TMA store")
     coords = coordinates(c, e, m, e.args[1:])
@@ -221,8 +220,8 @@ class _Bulk:
                         expected="addresses and sizes that are multiples of 16 bytes",
                         found=f"{n} bytes from {start} to {other}", span=self.span)
         if not low <= start <= start + n <= high:
-            raise fault("sim-out-of-bounds", f"a bulk copy of {n} bytes at byte {start - low} leaves {b.name}",
-                        expected=f"a copy inside {b.name}", found=f"{n} bytes at byte {start - low}", span=self.span)
+            raise fault("sim-out-of-bounds", f"a bulk copy of ‹{n} bytes at byte {start - low}› leaves {b.name}",
+                        expected=f"a copy inside {b.name}", span=self.span)
         return np.arange(start // UNIT, (start + n) // UNIT)
 
     def tensor(self, f: LaneFrame, operand: Any, first: int, n: int) -> tuple[Any, np.ndarray]:
@@ -231,8 +230,8 @@ class _Bulk:
         held = f.slots[self.c.slot(b.data)]
         memory = tensor_memory(held.memory if isinstance(held, Section) else held, b, self.span)
         if first + n > memory.store.nbytes:
-            raise fault("sim-out-of-bounds", f"a bulk copy of {n} bytes at byte {first} leaves {b.name}",
-                        expected=f"a copy inside {b.name}", found=f"{n} bytes at byte {first}", span=self.span)
+            raise fault("sim-out-of-bounds", f"a bulk copy of ‹{n} bytes at byte {first}› leaves {b.name}",
+                        expected=f"a copy inside {b.name}", span=self.span)
         return memory, np.arange(first // memory.store.granule, (first + n) // memory.store.granule)
 
 

@@ -88,8 +88,7 @@ class WarpRoles(Scheduler):
         """The active threads of f arrive at a barrier (need: threads, None for the whole block)."""
         active = f.active()
         if not in_whole_warps(f):
-            raise fault("sim-barrier", f"a barrier is reached by {int(active.sum())} threads of a warp only",
-                        found=f"{int(active.sum())} threads of a warp", span=span)
+            raise fault("sim-barrier", f"a barrier is reached by ‹{int(active.sum())} threads of a warp› only", span=span)
         b = self.barriers.setdefault((f.block.rank, number), _Barrier(need or 0))
         if need is not None and b.need not in (0, need):
             raise fault("sim-barrier", f"barrier {number} is used with {need} threads and with {b.need} at once",

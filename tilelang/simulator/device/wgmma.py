@@ -37,9 +37,9 @@ def _members(f: LaneFrame, what: str, span: Any) -> np.ndarray:
     own = active if f.own is None else f.own
     if (active != own).any() or len(lanes) % WARP or lanes[0] // GROUP != lanes[-1] // GROUP or \
             (lanes[0] // GROUP + 1) * GROUP > f.block.first + f.block.threads:
-        raise fault("sim-warp-divergence", f"{what} needs all 128 threads of a warp group, found {len(lanes)} from thread "
-                    f"{int(lanes[0]) - f.block.first}", expected="all 128 threads of a warp group", found=str(len(lanes)),
-                    span=span, hint="a warp group is 4 warps whose first thread is a multiple of 128")
+        raise fault("sim-warp-divergence", f"{what} needs «all 128 threads of a warp group», found ‹{len(lanes)}› from thread "
+                    f"{int(lanes[0]) - f.block.first}", span=span,
+                    hint="a warp group is 4 warps whose first thread is a multiple of 128")
     return lanes
 
 
@@ -65,10 +65,9 @@ class _SharedOperand(DescribedOperand):
         if block.base:
             cells, g = cells + block.base // self.dt.itemsize, g + block.base // shared.granule
         if g[-1] >= len(shared.owner):
-            raise fault("sim-out-of-bounds", f"a wgmma operand reaches byte {(int(g[-1]) + 1) * shared.granule} of "
+            raise fault("sim-out-of-bounds", f"a wgmma operand reaches ‹byte {(int(g[-1]) + 1) * shared.granule}› of "
                         f"{shared.store.nbytes} bytes of shared memory",
-                        expected=f"an operand inside {shared.store.nbytes} bytes",
-                        found=f"byte {(int(g[-1]) + 1) * shared.granule}", span=self.span,
+                        expected=f"an operand inside {shared.store.nbytes} bytes", span=self.span,
                         hint="check the address and the strides (lbo, sbo) of its descriptor")
         if self.c.check:
             if (shared.owner[g] < 0).any():
@@ -158,8 +157,8 @@ def _wait(c: DeviceContext, e: Call) -> Action:
 def _descriptor(c: DeviceContext, e: Call) -> Closure:
     base = e.args[0]
     if not isinstance(base, AddressOf) or not base.buffer.scope().startswith("shared"):
-        raise fault("sim-unsupported", "wgmma_descriptor needs the address of a shared element",
-                    expected="the address of a shared element", found="another operand", span=e.span)
+        raise fault("sim-unsupported", "wgmma_descriptor needs «the address of a shared element»", found="another operand",
+                    span=e.span)
     item = numpy_dtype(base.buffer.dtype).itemsize
     return descriptor(c, e, c.memory.reach(base.buffer, base.indices, item, e.span, "wgmma operand"))
 
@@ -167,16 +166,15 @@ def _descriptor(c: DeviceContext, e: Call) -> Closure:
 def _set_max_nreg(c: DeviceContext, e: Call) -> Action:
     n, inc = e.options.n, e.options.inc
     if n % 8 or not 24 <= n <= 256:
-        raise fault("sim-nreg", f"set_max_nreg({n}): the count is a multiple of 8 from 24 to 256",
-                    expected="a multiple of 8 from 24 to 256", found=str(n), span=e.span)
+        raise fault("sim-nreg", f"set_max_nreg(‹{n}›): the count is «a multiple of 8 from 24 to 256»", span=e.span)
 
     def run(f: LaneFrame) -> None:
         work = f.block.asynchronous
         for w in np.unique(_members(f, e.op, e.span) // WARP):
             have = work.registers[w]
             if (n < have) if inc else (n > have):
-                raise fault("sim-nreg", f"set_max_nreg {'raises' if inc else 'lowers'} warp {w} from {have} to {n} registers",
-                            expected=f"a count {'above' if inc else 'below'} {have}", found=str(n), span=e.span)
+                raise fault("sim-nreg", f"set_max_nreg {'raises' if inc else 'lowers'} warp {w} from {have} to ‹{n}› registers",
+                            expected=f"a count {'above' if inc else 'below'} {have}", span=e.span)
 
             def free(w: int = w) -> int:
                 mates = work.mates(w)

@@ -38,8 +38,8 @@ class TileBarrier:
     @staticmethod
     def of(c: TileContext, a: Any, span: Any) -> TileBarrier:
         if not isinstance(a, AddressOf) or a.buffer.scope() != BARRIER:
-            raise fault("sim-unsupported", "an mbarrier is given as the address of a shared.barrier element",
-                        expected="the address of a shared.barrier element", found="another operand", span=span)
+            raise fault("sim-unsupported", "an mbarrier is given as «the address of a shared.barrier element»",
+                        found="another operand", span=span)
         return TileBarrier(c, a.buffer, a.indices[0], span)
 
     def get(self, f: LaneFrame, rank: int | None = None, fresh: bool = False) -> Phases:
@@ -49,8 +49,8 @@ class TileBarrier:
             bars = barriers_of(cluster_of_frame(f, self.span).block(rank, self.span), self.buffer, self.span)
         k = int(uniform(self.index(f), f, "the number of an mbarrier", self.span))
         if not 0 <= k < len(bars):
-            raise fault("sim-out-of-bounds", f"mbarrier {self.buffer.name}[{k}] is outside its shape ({len(bars)})",
-                        expected=f"an index below {len(bars)}", found=str(k), span=self.span)
+            raise fault("sim-out-of-bounds", f"mbarrier {self.buffer.name}[‹{k}›] is outside its shape ({len(bars)})",
+                        expected=f"an index below {len(bars)}", span=self.span)
         if not bars[k].count and not fresh:
             raise fault("sim-mbarrier", f"{bars[k].name} is used before mbarrier_init",
                         expected="mbarrier_init before its use", found="none", span=self.span)

@@ -119,8 +119,8 @@ class TileBlock:
                         expected="one number of threads", found=f"{need} and {m.need}", span=span)
         m.come += n
         if m.come > m.need:
-            raise fault("sim-barrier", f"{m.come} threads arrive at {why}, which is for {need}", expected=f"{need} threads",
-                        found=str(m.come), span=span, hint="give the number of the threads that come, whole warps")
+            raise fault("sim-barrier", f"‹{m.come}› threads arrive at {why}, which is for {need}", expected=f"{need} threads",
+                        span=span, hint="give the number of the threads that come, whole warps")
         if m.come == m.need:
             del self.meetings[key]
             m.done = True

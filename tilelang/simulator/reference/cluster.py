@@ -41,8 +41,8 @@ class TileCluster:
     def block(self, rank: int, span: Any) -> Any:
         """The block with this rank.  Raises sim-cluster if there is none."""
         if not 0 <= rank < len(self.blocks):
-            raise fault("sim-cluster", f"no block of this cluster has rank {rank}: it has {len(self.blocks)}",
-                        expected=f"a rank from 0 to {len(self.blocks) - 1}", found=str(rank), span=span,
+            raise fault("sim-cluster", f"no block of this cluster has rank ‹{rank}›: it has {len(self.blocks)}",
+                        expected=f"a rank from 0 to {len(self.blocks) - 1}", span=span,
                         hint="ranks run from 0 to the number of blocks less one")
         return self.blocks[rank]
 

@@ -117,9 +117,9 @@ class TileEnv:
         high = [max(lo, min(m + e, n)) for m, e, n, lo in zip(mins, ext, shape, low)]
         if b.scope() != GLOBAL and all(ext) and any(m < 0 or m + e > n for m, e, n in zip(mins, ext, shape)):
             ranges = ", ".join(f"{m}:{m + e}" for m, e in zip(mins, ext))
-            raise fault("sim-out-of-bounds", f"{b.name}[{ranges}] is outside its shape ({', '.join(map(str, shape))})",
-                        expected=f"a region of ({', '.join(map(str, shape))})", found=f"[{ranges}]",
-                        span=r.span or self.span, hint="check the start and extents of the region")
+            raise fault("sim-out-of-bounds", f"{b.name}‹[{ranges}]› is outside its shape ({', '.join(map(str, shape))})",
+                        expected=f"a region of ({', '.join(map(str, shape))})", span=r.span or self.span,
+                        hint="check the start and extents of the region")
         source = tuple(slice(lo, hi) for lo, hi in zip(low, high))
         target = tuple(slice(lo - m, hi - m) for lo, hi, m in zip(low, high, mins))
         if is_address(store):
@@ -171,8 +171,8 @@ class _RegionSite:
     def __init__(self, c: TileContext, r: Region) -> None:
         b: Buffer = r.buffer
         if b.dtype.lanes > 1:
-            raise fault("sim-unsupported", f"{b.name}: a tile operation on vectors ({b.dtype})", expected="scalar elements",
-                        found=str(b.dtype), span=r.span, hint="view the buffer with a scalar element type")
+            raise fault("sim-unsupported", f"{b.name}: a tile operation on vectors (‹{b.dtype}›)", expected="scalar elements",
+                        span=r.span, hint="view the buffer with a scalar element type")
         self.slot = c.slot(b.data)
         self.geometry = geometry(c, b)
         self.mins = [c.expr(m) for m in r.mins]

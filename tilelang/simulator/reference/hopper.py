@@ -62,14 +62,14 @@ def _bytes_of(held: Placed, offsets: np.ndarray, what: str, span: Any) -> np.nda
     """Positions in the storage of bytes of the tile in its device layout.  Raises sim-out-of-bounds."""
     if offsets.size and (offsets.min() < 0 or offsets.max() >= held.nbytes):
         far = int(offsets.min() if offsets.min() < 0 else offsets.max())
-        raise fault("sim-out-of-bounds", f"{what} reaches byte {far} of `{held.buffer.name}`, which has {held.nbytes}",
-                    expected=f"bytes 0 to {held.nbytes - 1}", found=f"byte {far}", span=span,
+        raise fault("sim-out-of-bounds", f"{what} reaches ‹byte {far}› of `{held.buffer.name}`, which has {held.nbytes}",
+                    expected=f"bytes 0 to {held.nbytes - 1}", span=span,
                     hint="check the address and the strides (lbo, sbo) of its descriptor")
     at = held.rows(offsets)
     if (at < 0).any():
         far = int(offsets[at < 0][0])
-        raise fault("sim-out-of-bounds", f"{what} reaches byte {far} of `{held.buffer.name}`, where its layout puts no element",
-                    expected="bytes of elements", found=f"byte {far}", span=span,
+        raise fault("sim-out-of-bounds", f"{what} reaches ‹byte {far}› of `{held.buffer.name}`, where its layout puts no "
+                    "element", expected="bytes of elements", span=span,
                     hint="a layout that descriptors and TMA use has no gaps")
     return at
 
@@ -116,9 +116,8 @@ def _groups(f: LaneFrame, what: str, span: Any) -> list[tuple[np.ndarray, np.nda
     for g in np.unique(np.flatnonzero(active) // GROUP):
         own = np.arange(f.lanes) // GROUP == g
         if (active & own).sum() != GROUP:
-            raise fault("sim-warp-divergence", f"{what} needs all 128 threads of a warp group, found "
-                        f"{int((active & own).sum())} of warp group {g}",
-                        expected="all 128 threads of a warp group", found=str(int((active & own).sum())), span=span,
+            raise fault("sim-warp-divergence", f"{what} needs «all 128 threads of a warp group», found "
+                        f"‹{int((active & own).sum())}› of warp group {g}", span=span,
                         hint="a warp group is 4 warps whose first thread is a multiple of 128")
         out.append((own, np.arange(4) + 4 * g))
     return out

@@ -93,8 +93,7 @@ def allocate(c: TileContext, s: Alloc) -> Action:
     if scope == BARRIER:
         return _once(c, s, lambda f: barriers_of(f.block, b, s.span))
     if scope.startswith("shared.") and scope != DYNAMIC:
-        raise fault("sim-unsupported", f"{scope} buffers are not simulated",
-                    expected="shared or private memory", found=str(scope), span=s.span)
+        raise fault("sim-unsupported", f"‹{scope}› buffers are not simulated", expected="shared or private memory", span=s.span)
     at, make = c.slot(b.data), new_storage(c, s, b.scope_name in PRIVATE)
 
     def private(f: LaneFrame) -> None:

@@ -280,8 +280,8 @@ def parallel(c: TileContext, s: Parallel) -> Action:
 def tile_op(c: TileContext, s: Any) -> Action:
     """A tile op by its NumPy reference: for each thread where it uses per-thread buffers, else once for the block."""
     if not hasattr(s, "reference"):
-        raise fault("sim-unsupported", f"T.{s.op_name} has no NumPy reference",
-                    expected="a tile operation with a NumPy reference", found=f"T.{s.op_name}", span=s.span)
+        raise fault("sim-unsupported", f"‹T.{s.op_name}› has no NumPy reference",
+                    expected="a tile operation with a NumPy reference", span=s.span)
     s = scalar_elements(s)
     env = TileEnv.compile(c, s)
     private = any(isinstance(n, Region) and n.buffer.scope_name in PRIVATE for n in walk(s))
