@@ -123,10 +123,17 @@ def language() -> str:
 
     imports: dict[str, list[str]] = defaultdict(list)
     lines: list[str] = []
+    starred = {n: home for home in _starred() for n in importlib.import_module(home).__all__}
     for name in [*T.__all__, *sorted(ALONE)]:
         value = FUNCTIONS[name] if name in UNAVAILABLE and name in BOTH else getattr(T, name)
         home = getattr(value, "__module__", "") or ""
         own = getattr(value, "__name__", "")
+        if name in starred:
+            imports[starred[name]] = ["*"]
+            continue
+        if own != name and name not in ALONE and inspect.isfunction(value) and getattr(T, own, None) is value:
+            lines.append(f"{name} = {own}\n")
+            continue
         if name in ("Any", "AnyDType"):
             lines += [] if name == "Any" else [f"{name} = Any\n"]
         elif name in UNAVAILABLE and name not in BOTH:
@@ -159,6 +166,14 @@ def language() -> str:
             "from tilelang.ir import Buffer as _Buffer, Expr as _Expr, Var as _Var",
             "from tilelang.ir.dtype import dtype as dtype", "from tilelang.language.tracing.scope import Frame as _Frame"]
     return "\n".join([*head, *_imports(imports, {"dtype"}), "", _ANNOTATION]) + _spaced(lines)
+
+
+def _starred() -> list[str]:
+    """The modules of the language of which the package imports all public names."""
+    import tilelang.language as T
+
+    tree = ast.parse(Path(inspect.getfile(T)).read_text(encoding="utf-8"))
+    return [f"{T.__name__}.{n.module}" for n in tree.body if isinstance(n, ast.ImportFrom) and n.names[0].name == "*"]
 
 
 def _spaced(lines: list[str]) -> str:

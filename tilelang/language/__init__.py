@@ -19,20 +19,14 @@ from . import thread as _thread
 from . import whole as _whole
 from .tracing import python_questions as _trace_equality
 from .addresses import access_ptr, address_of, region
-from .alloc import (alloc_buffer, alloc_fragment, alloc_global, alloc_local, alloc_shared, alloc_var, allocate, empty,
-                    sblock_alloc_buffer)
+from .alloc import *
 from .allreduce import CommReducer, comm_reducer, tvm_thread_allreduce
-from .annotations import (annotate_compile_flags, annotate_l2_hit_ratio, annotate_layout, annotate_pass_configs,
-                          annotate_restrict_buffers, annotate_safe_value, assume, func_attr)
+from .annotations import *
 from .atomic import (atomic_add, atomic_and, atomic_cas, atomic_dec, atomic_exch, atomic_inc, atomic_load, atomic_max,
                      atomic_min, atomic_or, atomic_store, atomic_sub, atomic_xor)
-from .barriers import (alloc_barrier, alloc_cluster_barrier, barrier_arrive, barrier_wait, create_barriers,
-                       fence_proxy_async, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_expect_tx,
-                       mbarrier_wait_parity, ptx_arrive_barrier, ptx_arrive_barrier_expect_tx,
-                       ptx_arrive_cluster_barrier, ptx_fence_barrier_init, ptx_init_barrier_thread_count,
-                       ptx_wait_barrier)
+from .barriers import *
 from .blockscaled import gemm_blockscaled
-from .combine import flip, gather, reduce_argmax, reduce_argmin, reduce_with, scan_with
+from .combine import *
 from .composed import (all_of, any_of, atomic_addx2,
                        atomic_addx4, c2d_im2col, dp4a, get_let_value, has_let_value,
                        im2col, im2col_matrix, tvm_storage_sync, vectorcombine, vectorhigh,
@@ -46,14 +40,8 @@ from .distributed import (SymmTensor, alloc_barrier_gpu, arrive_barrier_gpu, ato
                           put_block, put_warp, remote, signal, st, sync_barrier_gpu, sync_blocks, wait_barrier_gpu, wait_eq,
                           wait_ge, wait_gt, wait_le, wait_lt, wait_ne)
 from .extern import call_extern, call_pure_extern
-from .hopper import (annotate_consumer_reg_alloc, annotate_producer_reg_dealloc, disable_warp_group_reg_alloc,
-                     no_set_max_nreg, block_rank_in_cluster, cluster_arrive, cluster_arrive_relaxed, cluster_sync, cluster_wait,
-                     copy_cluster, dec_max_nreg, inc_max_nreg, pdl_sync, pdl_trigger, set_max_nreg, tma_copy,
-                     tma_store_arrive, tma_store_wait, wait_wgmma, warpgroup_arrive, warpgroup_commit_batch,
-                     warpgroup_fence_operand, warpgroup_wait, wgmma_gemm, wgmma_mma)
-from .hopper_raw import (alloc_descriptor, alloc_wgmma_desc, cp_async_barrier_noinc, create_tma_descriptor,
-                         increase_descriptor_offset, initialize_wgmma_descriptor, ptx_cp_async_barrier, ptx_wgmma_rs,
-                         ptx_wgmma_ss, tma_load)
+from .hopper import *
+from .hopper_raw import *
 from .kernel import (ClusterKernel, CUDASourceCodeKernel, Kernel, KernelLaunchFrame, WarpSpecialize, WarpSpecializeFrame,
                      annotate_min_blocks_per_sm, get_block_binding, get_block_bindings, get_block_extent, get_block_extents,
                      get_cluster_dims, get_cluster_extent, get_cluster_extents, get_cluster_id, get_cluster_ids,
@@ -62,23 +50,18 @@ from .kernel import (ClusterKernel, CUDASourceCodeKernel, Kernel, KernelLaunchFr
 from .loops import (Parallel, Persistent, Pipelined, Serial, Unroll, Vectorized, break_loop, continue_loop, grid,
                     loop_break, parallel, serial, unroll, vectorized)
 from .tracing.macro import Macro, Ref, macro
-from .meta import BaseTileScheduler, PersistentTileScheduler, inline, meta_class
+from .meta import *
 from .tracing.prim_func import PrimFunc, prim_func
 from .nvshmem import NVSHMEM as _NVSHMEM, barrier_all
 from .random import rng_init, rng_rand, rng_rand_float
-from .raw import (Assert, Let, attr, bind, call_intrin, decl_buffer, handle_add_byte_offset,
-                  launch_thread, let, meta_var, reads, sblock, sblock_attr, sync_global, target, tvm_access_ptr,
-                  tvm_thread_invariant, tvm_warp_activemask, tvm_warp_shuffle, tvm_warp_shuffle_down,
-                  tvm_warp_shuffle_up, type_annotation, undef, writes)
-from .reducer import alloc_reducer, finalize_reducer, reducer_init, reducer_update
+from .raw import *
+from .reducer import *
 from .scale import FullCol, FullRow, Replica, Scale, view
 from .sparse import gemm_sp
 from .symbolics import const, dynamic, symbolic
 from .tensor import (Buffer_, FragmentBuffer, LocalBuffer, SharedBuffer, StridedTensor, Tensor, handle, make_tensor,
                      make_tensor_from_addr, match_buffer, ptr, reshape)
-from .tensor_core import (TensorCoreIntrinEmitter, TensorCoreIntrinEmitterWithLadderTransform, get_ldmatrix_offset,
-                          get_mma_micro_size, get_swizzle_layout, make_mma_swizzle_layout, mma_store_index_map,
-                          ptx_cp_async, ptx_ldmatrix, ptx_mma)
+from .tensor_core import *
 from .thread import (Else, Then, activemask, all_sync, any_sync, ballot, ballot_sync, buffer_store, clock, clock64, evaluate,
                      get_lane_idx, get_warp_group_idx, get_warp_idx, get_warp_idx_sync, globaltimer, match_all_sync,
                      match_any_sync, named_barrier_arrive, prefetch_l2, ptx_commit_group, ptx_wait_group, shfl_down, shfl_sync,
@@ -90,8 +73,7 @@ from .tile import (GemmWarpPolicy, async_copy, clear, copy, cummax, cummin, cump
 from .wide import (ldg32, ldg64, ldg128, ldg256, lds32, lds64, lds128, stg32, stg64, stg128, stg256, sts32, sts64,
                    sts128)
 from .unavailable import UNAVAILABLE as _UNAVAILABLE
-from .ws_schedule import (WSInstr, WSOpRef, WSPipeline, WSRole, WSSchedule, WSScope, WSSync, WSSyncKind,
-                          annotate_ws_pipeline_depth, annotate_ws_schedule, ws_op)
+from .ws_schedule import *
 
 _own = [n for n in globals() if not n.startswith("_")
         and not isinstance(globals()[n], type(_typing)) and n not in ("annotations", "Buffer_")]
@@ -100,7 +82,7 @@ _own = [n for n in globals() if not n.startswith("_")
 _public = {
     "Any": _typing.Any, "Buffer": Buffer_, "cast": _math.cast_, "ramp": _math.Ramp_,
     "broadcast": _math.Broadcast_, "If": _thread.If_, "While": _thread.While_, "__ldg": _thread.ldg,
-    "PrimExpr": _ir.Expr, "DataType": _ir.dtype, "WSID": "ws_id",
+    "PrimExpr": _ir.Expr, "DataType": _ir.dtype,
     "boolean": _ir.dtype("bool"), "void": _ir.dtype("void"), "JITNoBuilderError": _JITNoBuilderError,
     **{n: getattr(_nodes, n) for n in _nodes.__all__},
     **{n: getattr(_math, n) for n in _math.__all__},

@@ -12,32 +12,13 @@ from tilelang.ir.dtype import dtype as _DataType
 from tilelang.ir.expr import Expr as _PrimExpr
 from tilelang.jit.decorator import JITImpl as _JITFunc
 from tilelang.language.addresses import access_ptr as access_ptr, address_of as address_of, region as region
-from tilelang.language.alloc import (
-    alloc_fragment as alloc_fragment,
-    alloc_global as alloc_global,
-    alloc_local as alloc_local,
-    alloc_shared as alloc_shared,
-    alloc_var as alloc_var,
-    allocate as _alloc_buffer,
-    allocate as _sblock_alloc_buffer,
-    allocate as allocate,
-    empty as empty,
-)
+from tilelang.language.alloc import *
 from tilelang.language.allreduce import (
     CommReducer as CommReducer,
     comm_reducer as comm_reducer,
     tvm_thread_allreduce as tvm_thread_allreduce,
 )
-from tilelang.language.annotations import (
-    annotate_compile_flags as annotate_compile_flags,
-    annotate_l2_hit_ratio as annotate_l2_hit_ratio,
-    annotate_layout as annotate_layout,
-    annotate_pass_configs as annotate_pass_configs,
-    annotate_restrict_buffers as annotate_restrict_buffers,
-    annotate_safe_value as annotate_safe_value,
-    assume as assume,
-    func_attr as func_attr,
-)
+from tilelang.language.annotations import *
 from tilelang.language.atomic import (
     atomic_add as atomic_add,
     atomic_cas as atomic_cas,
@@ -49,33 +30,9 @@ from tilelang.language.atomic import (
     atomic_store as atomic_store,
     atomic_sub as atomic_sub,
 )
-from tilelang.language.barriers import (
-    alloc_barrier as alloc_barrier,
-    alloc_cluster_barrier as alloc_cluster_barrier,
-    barrier_arrive as barrier_arrive,
-    barrier_wait as barrier_wait,
-    create_barriers as create_barriers,
-    fence_proxy_async as fence_proxy_async,
-    mbarrier_arrive as mbarrier_arrive,
-    mbarrier_arrive_expect_tx as mbarrier_arrive_expect_tx,
-    mbarrier_expect_tx as mbarrier_expect_tx,
-    mbarrier_wait_parity as mbarrier_wait_parity,
-    ptx_arrive_barrier as ptx_arrive_barrier,
-    ptx_arrive_barrier_expect_tx as ptx_arrive_barrier_expect_tx,
-    ptx_arrive_cluster_barrier as ptx_arrive_cluster_barrier,
-    ptx_fence_barrier_init as ptx_fence_barrier_init,
-    ptx_init_barrier_thread_count as ptx_init_barrier_thread_count,
-    ptx_wait_barrier as ptx_wait_barrier,
-)
+from tilelang.language.barriers import *
 from tilelang.language.blockscaled import gemm_blockscaled as gemm_blockscaled
-from tilelang.language.combine import (
-    flip as flip,
-    gather as gather,
-    reduce_argmax as reduce_argmax,
-    reduce_argmin as reduce_argmin,
-    reduce_with as reduce_with,
-    scan_with as scan_with,
-)
+from tilelang.language.combine import *
 from tilelang.language.composed import (
     c2d_im2col as c2d_im2col,
     dp4a as dp4a,
@@ -99,9 +56,7 @@ from tilelang.language.distributed import (
     fence_cta as fence_cta,
     fence_gpu as fence_gpu,
     fence_sys as fence_sys,
-    get_num_ranks as _get_pe_num,
     get_num_ranks as get_num_ranks,
-    get_rank as _get_pe,
     get_rank as get_rank,
     init_barrier_gpu as init_barrier_gpu,
     ld as ld,
@@ -121,45 +76,8 @@ from tilelang.language.dtypes import (
 )
 from tilelang.language.extern import call_extern as call_extern, call_pure_extern as call_pure_extern
 from tilelang.language.fastmath import fma as fma, fmul as fmul
-from tilelang.language.hopper import (
-    annotate_consumer_reg_alloc as annotate_consumer_reg_alloc,
-    annotate_producer_reg_dealloc as annotate_producer_reg_dealloc,
-    block_rank_in_cluster as block_rank_in_cluster,
-    cluster_arrive as cluster_arrive,
-    cluster_arrive_relaxed as cluster_arrive_relaxed,
-    cluster_sync as cluster_sync,
-    cluster_wait as cluster_wait,
-    copy_cluster as copy_cluster,
-    dec_max_nreg as dec_max_nreg,
-    inc_max_nreg as inc_max_nreg,
-    no_set_max_nreg as _disable_warp_group_reg_alloc,
-    no_set_max_nreg as no_set_max_nreg,
-    pdl_sync as pdl_sync,
-    pdl_trigger as pdl_trigger,
-    set_max_nreg as set_max_nreg,
-    tma_copy as tma_copy,
-    tma_store_arrive as tma_store_arrive,
-    tma_store_wait as tma_store_wait,
-    wait_wgmma as wait_wgmma,
-    warpgroup_arrive as warpgroup_arrive,
-    warpgroup_commit_batch as warpgroup_commit_batch,
-    warpgroup_fence_operand as warpgroup_fence_operand,
-    warpgroup_wait as warpgroup_wait,
-    wgmma_gemm as _wgmma_mma,
-    wgmma_gemm as wgmma_gemm,
-)
-from tilelang.language.hopper_raw import (
-    alloc_descriptor as alloc_descriptor,
-    alloc_wgmma_desc as alloc_wgmma_desc,
-    cp_async_barrier_noinc as cp_async_barrier_noinc,
-    create_tma_descriptor as create_tma_descriptor,
-    increase_descriptor_offset as increase_descriptor_offset,
-    initialize_wgmma_descriptor as initialize_wgmma_descriptor,
-    ptx_cp_async_barrier as ptx_cp_async_barrier,
-    ptx_wgmma_rs as ptx_wgmma_rs,
-    ptx_wgmma_ss as ptx_wgmma_ss,
-    tma_load as tma_load,
-)
+from tilelang.language.hopper import *
+from tilelang.language.hopper_raw import *
 from tilelang.language.kernel import (
     CUDASourceCodeKernel as CUDASourceCodeKernel,
     KernelLaunchFrame as KernelLaunchFrame,
@@ -182,14 +100,12 @@ from tilelang.language.kernel import (
     launch_kernel as launch_kernel,
     thread_binding as thread_binding,
     use_swizzle as use_swizzle,
-    ws as _WarpSpecialize,
     ws as ws,
 )
 from tilelang.language.loops import (
     IfThreadFrame as _WarpSpecializeFrame,
     Persistent as Persistent,
     continue_loop as continue_loop,
-    loop_break as _break_loop,
     loop_break as loop_break,
     parallel as parallel,
 )
@@ -202,7 +118,6 @@ from tilelang.language.math import (
     align_up as align_up,
     bitwise_not as bitwise_not,
     cast_ as _cast,
-    ceildiv as _cdiv,
     ceildiv as ceildiv,
     clamp as clamp,
     copysign as copysign,
@@ -223,12 +138,7 @@ from tilelang.language.math import (
     round as round,
     where as where,
 )
-from tilelang.language.meta import (
-    BaseTileScheduler as BaseTileScheduler,
-    PersistentTileScheduler as PersistentTileScheduler,
-    inline as inline,
-    meta_class as meta_class,
-)
+from tilelang.language.meta import *
 from tilelang.language.nodes import (
     Broadcast as Broadcast,
     BufferLoad as BufferLoad,
@@ -251,38 +161,8 @@ from tilelang.language.nvshmem import (
     signal_wait_until as signal_wait_until,
 )
 from tilelang.language.random import rng_init as rng_init, rng_rand as rng_rand, rng_rand_float as rng_rand_float
-from tilelang.language.raw import (
-    Assert as Assert,
-    Let as Let,
-    attr as attr,
-    bind as bind,
-    call_intrin as call_intrin,
-    decl_buffer as decl_buffer,
-    handle_add_byte_offset as handle_add_byte_offset,
-    launch_thread as launch_thread,
-    let as let,
-    meta_var as meta_var,
-    reads as reads,
-    sblock as sblock,
-    sblock_attr as sblock_attr,
-    sync_global as sync_global,
-    target as target,
-    tvm_access_ptr as tvm_access_ptr,
-    tvm_thread_invariant as tvm_thread_invariant,
-    tvm_warp_activemask as tvm_warp_activemask,
-    tvm_warp_shuffle as tvm_warp_shuffle,
-    tvm_warp_shuffle_down as tvm_warp_shuffle_down,
-    tvm_warp_shuffle_up as tvm_warp_shuffle_up,
-    type_annotation as type_annotation,
-    undef as undef,
-    writes as writes,
-)
-from tilelang.language.reducer import (
-    alloc_reducer as alloc_reducer,
-    finalize_reducer as finalize_reducer,
-    reducer_init as reducer_init,
-    reducer_update as reducer_update,
-)
+from tilelang.language.raw import *
+from tilelang.language.reducer import *
 from tilelang.language.scale import Division, Scale as Scale, view as view
 from tilelang.language.sparse import gemm_sp as gemm_sp
 from tilelang.language.symbolics import const as const, dynamic as dynamic, symbolic as symbolic
@@ -293,18 +173,7 @@ from tilelang.language.tensor import (
     match_buffer as match_buffer,
     reshape as reshape,
 )
-from tilelang.language.tensor_core import (
-    TensorCoreIntrinEmitter as TensorCoreIntrinEmitter,
-    TensorCoreIntrinEmitterWithLadderTransform as TensorCoreIntrinEmitterWithLadderTransform,
-    get_ldmatrix_offset as get_ldmatrix_offset,
-    get_mma_micro_size as get_mma_micro_size,
-    get_swizzle_layout as get_swizzle_layout,
-    make_mma_swizzle_layout as make_mma_swizzle_layout,
-    mma_store_index_map as mma_store_index_map,
-    ptx_cp_async as ptx_cp_async,
-    ptx_ldmatrix as ptx_ldmatrix,
-    ptx_mma as ptx_mma,
-)
+from tilelang.language.tensor_core import *
 from tilelang.language.thread import (
     Else as Else,
     If_ as _If,
@@ -354,19 +223,7 @@ from tilelang.language.tile import (
 )
 from tilelang.language.tracing.macro import Macro as Macro, _Ref as _Ref, macro as macro
 from tilelang.language.tracing.prim_func import PrimFunc as PrimFunc, prim_func as prim_func
-from tilelang.language.ws_schedule import (
-    WSInstr as WSInstr,
-    WSOpRef as WSOpRef,
-    WSPipeline as WSPipeline,
-    WSRole as WSRole,
-    WSSchedule as WSSchedule,
-    WSScope as WSScope,
-    WSSync as WSSync,
-    WSSyncKind as WSSyncKind,
-    annotate_ws_pipeline_depth as annotate_ws_pipeline_depth,
-    annotate_ws_schedule as annotate_ws_schedule,
-    ws_op as ws_op,
-)
+from tilelang.language.ws_schedule import *
 from tilelang.layout.fragment import Fragment as Fragment
 from tilelang.layout.layout import Layout as Layout
 from tilelang.ops.gemm.select import GemmWarpPolicy as GemmWarpPolicy
@@ -590,14 +447,7 @@ def Range(*args: Any, **kwargs: Any) -> Any: ...
 def Reduce(*args: Any, **kwargs: Any) -> Any: ...
 Ref: _Ref
 Replica: Division
-
-def Serial(start: Any, stop: Any = None, step: Any = None, *, annotations: Any = None) -> _Loop[_Var]:
-    """Sequential loop, executed by every thread: `for i in T.serial(n)`; bounds as Python's range.
-
-    Example:
-        for k in T.serial(8):
-            Y[i] = Y[i] + X[k]
-    """
+Serial = serial
 
 class SharedBuffer(_Annotation):
     """Annotation of a tensor or buffer parameter: T.SharedBuffer((M, K), "float16")."""
@@ -626,31 +476,15 @@ class Tensor(_Annotation):
 
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def TensorCoreIntrinEmitterSM120(*args: Any, **kwargs: Any) -> Any: ...
-
-def Unroll(start: Any, stop: Any = None, step: Any = None, *, explicit: _bool = False, unroll_factor: _int | None = None, annotations: Any = None) -> _Loop[_Var]:
-    """Unrolled loop.  explicit: expanded in the IR; unroll_factor: partial.  Raises unroll-options for both.
-
-    Example:
-        for k in T.unroll(8):
-            v[k] = X[k]
-    """
-
-def Vectorized(start: Any, stop: Any = None, *, annotations: Any = None) -> _Loop[_Var]:
-    """SIMD loop of one thread; the extent should be a vector width.
-
-    Example:
-        for k in T.vectorized(4):
-            Y[i * 4 + k] = X[i * 4 + k]
-    """
-
+Unroll = unroll
+Vectorized = vectorized
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def WGMMADescriptorParams(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def WGMMATensorCoreIntrinEmitter(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def WGSparseTensorCoreIntrinEmitter(*args: Any, **kwargs: Any) -> Any: ...
-WSID: _str
-WarpSpecialize = _WarpSpecialize
+WarpSpecialize = ws
 WarpSpecializeFrame = _WarpSpecializeFrame
 While = _While
 
@@ -757,7 +591,6 @@ def all_of(buffer_or_region: Any) -> _Expr:
             Y[i] = 1
     """
 
-alloc_buffer = _alloc_buffer
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def alloc_tcgen05_instr_desc(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
@@ -938,7 +771,7 @@ def bitwise_xor(a: Any, b: Any) -> _Expr:
 def block_name_suffix_context(*args: Any, **kwargs: Any) -> Any: ...
 bool: dtype
 boolean: dtype
-break_loop = _break_loop
+break_loop = loop_break
 broadcast = _broadcast
 
 def broadcast_block(dest: Any, source: Any, nbytes: Any, root: Any) -> Any:
@@ -982,7 +815,7 @@ def call_packed(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def call_packed_lowered(*args: Any, **kwargs: Any) -> Any: ...
 cast = _cast
-cdiv = _cdiv
+cdiv = ceildiv
 
 def ceil(x: Any, *, dtype: Any = None) -> _Expr:
     """ceil(x); integers are returned as they are.  Exact.
@@ -1032,7 +865,6 @@ def cosh(x: Any, *, dtype: Any = None) -> _Expr:
 
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def deallocate_tmem(*args: Any, **kwargs: Any) -> Any: ...
-disable_warp_group_reg_alloc = _disable_warp_group_reg_alloc
 double: dtype
 @_deprecated("Not available: is not available yet.")
 def end_profile_intrinsic(*args: Any, **kwargs: Any) -> Any: ...
@@ -1268,8 +1100,8 @@ def get_block(src: Any, dst: Any, size: Any, src_pe: Any = -1, unroll_factor: _i
         T.get_block(S[bx * 128], X[bx * 128], 128, src_pe=1)
     """
 
-get_pe = _get_pe
-get_pe_num = _get_pe_num
+get_pe = get_rank
+get_pe_num = get_num_ranks
 
 def get_warp(src: Any, dst: Any, size: Any, src_pe: Any = -1, unroll_factor: _int = 4, enable_aggressive_vectorize: _bool = False) -> Any:
     """Copy `size` consecutive elements from another rank, by the lanes of each executing warp.
@@ -1893,8 +1725,6 @@ def rsqrt(x: Any, *, dtype: Any = None) -> _Expr:
         Y[i] = T.rsqrt(X[i])
     """
 
-sblock_alloc_buffer = _sblock_alloc_buffer
-
 def serial(start: Any, stop: Any = None, step: Any = None, *, annotations: Any = None) -> _Loop[_Var]:
     """Sequential loop, executed by every thread: `for i in T.serial(n)`; bounds as Python's range.
 
@@ -2367,7 +2197,6 @@ def warp_reduce_sum(value: Any) -> _Expr:
 
 @_deprecated("Not available: is a raw form that is not available: T.wgmma_gemm, T.wait_wgmma and the barriers of T.alloc_barrier are.")
 def wgmma_gemm_sp(*args: Any, **kwargs: Any) -> Any: ...
-wgmma_mma = _wgmma_mma
 def all(x: Any, axis: Any = None, keepdims: _bool = False) -> Any: """Whether all are true.  axis: an integer or several, None for all; keepdims: keep them with extent 1."""
 def amax(x: Any, axis: Any = None, keepdims: _bool = False) -> Any: """The greatest element that is not NaN; the least value of the type of no element.  axis: an integer or several, None for all; keepdims: keep them with extent 1."""
 def amin(x: Any, axis: Any = None, keepdims: _bool = False) -> Any: """The least element that is not NaN; the greatest value of the type of no element.  axis: an integer or several, None for all; keepdims: keep them with extent 1."""

@@ -180,3 +180,7 @@ def empty(*shape: Any, dtype: Any = None) -> Buffer:
                  dtype_of("float32" if dtype is None else dtype, "T.empty"), GLOBAL, span=b.here())
     b.outputs.append(out)
     return b.nameless(out)
+
+
+__all__ = ["alloc_buffer", "alloc_fragment", "alloc_global", "alloc_local", "alloc_shared", "alloc_var", "allocate", "empty",
+           "sblock_alloc_buffer"]

@@ -200,3 +200,7 @@ def func_attr(attrs: dict[str, Any]) -> None:
             b.func_attrs[str(key)] = freeze_attr(value)
     if "global_symbol" in attrs:
         b.name = str(attrs["global_symbol"])
+
+
+__all__ = ["annotate_compile_flags", "annotate_l2_hit_ratio", "annotate_layout", "annotate_pass_configs",
+           "annotate_restrict_buffers", "annotate_safe_value", "assume", "func_attr"]

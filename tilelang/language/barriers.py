@@ -195,3 +195,9 @@ def ptx_arrive_cluster_barrier(b: Any, cta: Any) -> Emitted:
 def ptx_wait_barrier(b: Any, parity: Any = 0) -> Emitted:
     """T.mbarrier_wait_parity."""
     return mbarrier_wait_parity(b, parity)
+
+
+__all__ = ["alloc_barrier", "alloc_cluster_barrier", "barrier_arrive", "barrier_wait", "create_barriers", "fence_proxy_async",
+           "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "mbarrier_wait_parity", "ptx_arrive_barrier",
+           "ptx_arrive_barrier_expect_tx", "ptx_arrive_cluster_barrier", "ptx_fence_barrier_init",
+           "ptx_init_barrier_thread_count", "ptx_wait_barrier"]

@@ -279,3 +279,6 @@ def flip(src: Any, dst: Any, dim: int = -1) -> Emitted:
     src: as T.gather.  dst: a shared or fragment tile of src's shape; it may be src.  Raises gather-operand.
     """
     return _moved("T.flip", src, dst, dim)
+
+
+__all__ = ["flip", "gather", "reduce_argmax", "reduce_argmin", "reduce_with", "scan_with"]

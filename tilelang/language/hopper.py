@@ -319,3 +319,10 @@ def pdl_sync() -> Emitted:
     k = need_kernel("T.pdl_sync")
     k.set(pdl=True)
     return emit_call("pdl_sync")
+
+
+__all__ = ["annotate_consumer_reg_alloc", "annotate_producer_reg_dealloc", "block_rank_in_cluster", "cluster_arrive",
+           "cluster_arrive_relaxed", "cluster_sync", "cluster_wait", "copy_cluster", "dec_max_nreg",
+           "disable_warp_group_reg_alloc", "inc_max_nreg", "no_set_max_nreg", "pdl_sync", "pdl_trigger", "set_max_nreg",
+           "tma_copy", "tma_store_arrive", "tma_store_wait", "wait_wgmma", "warpgroup_arrive", "warpgroup_commit_batch",
+           "warpgroup_fence_operand", "warpgroup_wait", "wgmma_gemm", "wgmma_mma"]

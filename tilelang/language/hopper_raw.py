@@ -370,3 +370,8 @@ def cp_async_barrier_noinc(b: Any) -> Emitted:
 def ptx_cp_async_barrier(b: Any) -> Emitted:
     """Delay the barrier's phase until this thread's earlier cp.async copies have completed.  It does not use up an arrival."""
     return emit_call("cp_async_mbarrier_arrive", (barrier_of(b, "T.ptx_cp_async_barrier"),), noinc=False)
+
+
+__all__ = ["alloc_descriptor", "alloc_wgmma_desc", "cp_async_barrier_noinc", "create_tma_descriptor",
+           "increase_descriptor_offset", "initialize_wgmma_descriptor", "ptx_cp_async_barrier", "ptx_wgmma_rs", "ptx_wgmma_ss",
+           "tma_load"]

@@ -185,3 +185,6 @@ class PersistentTileScheduler(BaseTileScheduler):
 def _blocks() -> Any:
     """The number of blocks of the launch.  Each block is a worker, so that every tile is computed once on any GPU."""
     return reduce(lambda total, e: e * total, need_kernel("a tile scheduler without num_workers").blocks)
+
+
+__all__ = ["BaseTileScheduler", "PersistentTileScheduler", "inline", "meta_class"]

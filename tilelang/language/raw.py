@@ -284,3 +284,9 @@ def tvm_thread_invariant(c: Any) -> Expr:
 def sync_global() -> Emitted:
     """Older spelling of T.sync_grid."""
     return sync_grid()
+
+
+__all__ = ["Assert", "Let", "attr", "bind", "call_intrin", "decl_buffer", "handle_add_byte_offset", "launch_thread", "let",
+           "meta_var", "reads", "sblock", "sblock_attr", "sync_global", "target", "tvm_access_ptr", "tvm_thread_invariant",
+           "tvm_warp_activemask", "tvm_warp_shuffle", "tvm_warp_shuffle_down", "tvm_warp_shuffle_up", "type_annotation",
+           "undef", "writes"]

@@ -244,3 +244,6 @@ def check_reducers(b: Builder) -> None:
                 place = x.span if isinstance(x, Stmt) and x.span is not None else place
                 if _uses(x, acc) and id(x) not in own:
                     raise _direct_use(acc, place)
+
+
+__all__ = ["alloc_reducer", "finalize_reducer", "reducer_init", "reducer_update"]

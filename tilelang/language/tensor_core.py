@@ -465,3 +465,7 @@ def ptx_cp_async(dst_ptr: Any, src_ptr: Any, num_elems: int, predicate: Any = No
                     found=f"{nbytes} from {src.buffer.scope_name} to {dst.buffer.scope_name}")
     args = (dst, src) if predicate is None else (dst, src, cast(convert(predicate), "bool"))
     return emit_call("cp_async", args, "void", bytes=nbytes)
+
+
+__all__ = ["TensorCoreIntrinEmitter", "TensorCoreIntrinEmitterWithLadderTransform", "get_ldmatrix_offset", "get_mma_micro_size",
+           "get_swizzle_layout", "make_mma_swizzle_layout", "mma_store_index_map", "ptx_cp_async", "ptx_ldmatrix", "ptx_mma"]

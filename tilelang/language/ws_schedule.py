@@ -257,6 +257,5 @@ class ws_op:
         return None
 
 
-_NAMES = ["WSInstr", "WSOpRef", "WSPipeline", "WSRole", "WSSchedule", "WSScope", "WSSync", "WSSyncKind",
-          "annotate_ws_pipeline_depth", "annotate_ws_schedule", "ws_op"]
-__all__ = [*_NAMES, "WSID"]
+__all__ = ["WSID", "WSInstr", "WSOpRef", "WSPipeline", "WSRole", "WSSchedule", "WSScope", "WSSync", "WSSyncKind",
+           "annotate_ws_pipeline_depth", "annotate_ws_schedule", "ws_op"]
