@@ -13,9 +13,8 @@ from .base import Access, LowerContext
 from .bulk import lower_bulk
 from .layouts import fit, same_layout
 from .lane_copy import lower_by_lanes
-from .ldmatrix import copy_by_ldmatrix
+from .ldmatrix import copy_by_ldmatrix, copy_by_stmatrix
 from .pairing import differ, lower_elementwise
-from .stmatrix import copy_by_stmatrix
 from .tma import lower_tma_load
 from .tma_copy import lower_tma_copy
 from .tma_store import store_accumulators, store_tile

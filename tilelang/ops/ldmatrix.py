@@ -1,6 +1,6 @@
-"""Copy a tile from shared memory to the registers of an MMA operand by ldmatrix.
+"""Copy a tile from shared memory to the registers of an MMA operand by ldmatrix, and accumulators back by stmatrix.
 
-A fragment of 16-bit elements that repeats the 8x8 pattern of ldmatrix is loaded up to four matrices at a time:
+A fragment of 16-bit elements that repeats the 8x8 pattern of the instructions is moved up to four matrices at a time:
 
     lane l holds elements (l/4, 2*(l%4) .. +1) of each 8x8 matrix, or with `trans` elements (2*(l%4) .. +1, l/4)
     lanes 8*j .. 8*j+7 give the addresses of the rows of matrix j
@@ -12,14 +12,16 @@ in the other order, so that the rows of a matrix differ modulo 8 and their 16-by
 writes these registers as the transposed tile of 16 rows of 32 bytes.  Its matrix has every other row; the lanes of the last
 four give it the rows between instead, for the same reason.
 
-Source: PTX ISA, "Warp-level matrix load instruction: ldmatrix".
+Source: PTX ISA, "Warp-level matrix load instruction: ldmatrix", "Warp-level matrix store instruction: stmatrix".
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import AddressOf, Expr, For, If, Region, Stmt, Var, const, do, fresh, is_const, seq, unrolled, FRAGMENT, SHARED
+from tilelang.ir import (AddressOf, Expr, For, If, Region, Stmt, Store, Var, cast, const, do, fresh, is_const, load, ramp, seq,
+                         unrolled, FRAGMENT, SHARED)
 from tilelang.ir.record import record
 from tilelang.layout import REGISTER, THREAD, Mode
 
@@ -76,7 +78,37 @@ def copy_by_ldmatrix(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | Non
         return None
     if dst.dtype.bits == 8:
         return _columns_of_bytes(cx, src, dst, span)
-    frag = cx.layout_of(dst.buffer)
+    return _by_matrices(cx, cx.layout_of(dst.buffer), lambda index, register, **options: _load(
+        cx, src, dst, index, register, span, **options))
+
+
+def copy_by_stmatrix(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | None:
+    """dst = cast(src) by stmatrix (sm_90); None where types, layouts or alignment do not permit it.
+
+    The shared elements have 16 bits; wider registers are rounded before the store, matrix by matrix.
+    """
+    if dst.dtype.bits != 16 or dst.dtype.lanes != 1 or src.dtype.lanes != 1 or src.dtype.bits not in (16, 32) or \
+            dst.dtype.is_bool or not moves_rows(cx, src, dst, "has_stmatrix"):
+        return None
+    frag = cx.layout_of(src.buffer)
+
+    def stored(index: list[Expr], register: Expr, num: int, trans: bool) -> Stmt:
+        place, local, n, zero = place_in(cx, dst, *index), cx.local_of(src.buffer), 2 * num, const(0)
+        if src.dtype == dst.dtype:
+            return do("stmatrix", place, AddressOf(local, (register,)), span=span, num=num, trans=trans)
+        packed = cx.new_local("packed", n, dst.dtype)
+        value = cast(load(local, (ramp(register, n),)), dst.dtype.with_lanes(n))
+        return seq(Store(packed, (ramp(zero, n),), value, span=span),
+                   do("stmatrix", place, AddressOf(packed, (zero,)), span=span, num=num, trans=trans))
+
+    return None if frag.copies else _by_matrices(cx, frag, stored)
+
+
+def _by_matrices(cx: Any, frag: Any, moved: Callable[..., Stmt]) -> Stmt | None:
+    """The instructions that move a fragment of 8x8 matrices; None for other fragments, and where warps are not whole.
+
+    moved(index, register, num=, trans=): one of them, of the matrix rows that matrix_rows gives.
+    """
     (in_rows, out_rows), (in_cols, out_cols) = (outer_digits(ms, 8) for ms in frag.modes)
     if (in_rows, in_cols) not in ((ROWS, PAIRS), (PAIRS, ROWS)):
         return None
@@ -86,7 +118,7 @@ def copy_by_ldmatrix(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | Non
     if used % WARP or any(stride % WARP for stride in outside):
         return None
     index, num, loops, register = matrix_rows(cx, digits)
-    return over_matrices(cx, _load(cx, src, dst, index, register, span, num=num, trans=in_rows == PAIRS), loops, used)
+    return over_matrices(cx, moved(index, register, num=num, trans=in_rows == PAIRS), loops, used)
 
 
 def transpose_bytes(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | None:
