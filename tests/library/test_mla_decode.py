@@ -22,7 +22,7 @@ FORMS = {  # lengths, heads, seq_q, (dim_v, rope), page size, dtype, dtype of th
     "paged, an empty sequence": ([300, 0, 129], 16, 1, (512, 64), 64, "bfloat16", "bfloat16"),
     "float8, three queries": ([300, 2], 32, 3, (256, 64), 128, "float16", "float8_e4m3fn"),
     "float8, few rows": ([70, 0], 8, 1, (128, 64), 64, "bfloat16", "float8_e4m3fn"),
-    "other sizes": ([30, 2], 8, 3, (64, 16), None, "float16", "float16"),
+    "other sizes": ([30, 2], 8, 3, (72, 16), None, "float16", "float16"),
 }
 
 

@@ -11,11 +11,11 @@ SM80, SM90 = {"kind": "cuda", "arch": "sm_80"}, {"kind": "cuda", "arch": "sm_90a
 FORMS = {  # queries, heads, (dim_v, rope), indices, dtype, machine
     "two groups, divided": (3, 64, (512, 64), 300, "float16", SM90),
     "two groups, few heads, a row each": (3, 8, (128, 64), 200, "bfloat16", SM90),
-    "other sizes": (3, 20, (64, 16), 70, "float16", SM90),
+    "other sizes": (3, 20, (40, 16), 70, "float16", SM90),
     "sm_80": (2, 16, (64, 16), 70, "bfloat16", SM80),
     "gfx942, a small tile": (2, 20, (512, 64), 40, "float16", {"kind": "hip", "mcpu": "gfx942"}),
     "gfx942": (2, 16, (64, 16), 70, "bfloat16", {"kind": "hip", "mcpu": "gfx942"}),
-    "cpu": (5, 20, (64, 16), 70, "float16", None)}
+    "cpu": (5, 20, (72, 24), 70, "float16", None)}
 ROUND = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 

@@ -11,7 +11,7 @@ from tilelang.jit import JITKernel
 from ..place import Place
 from .decode_kernels import decode_attention
 from .form import FACTS, AttentionForm, DecodeForm, ScoreFunctions, Tile, WorkPartition
-from .inputs import UNIT, fast_kernel, unit_of
+from .inputs import UNIT, fast_kernel
 from .kernels import dense_attention
 from .packed_kernels import packed_attention
 from .problem import AttentionProblem, Sizes
@@ -134,7 +134,7 @@ def _decode(f: DecodeForm) -> Any:
     batch, pages, width = T.dynamic("batch, pages, width")
     pages = batch if f.sizes.page_size is None else pages
     return decode_attention(replace(f, sizes=f.sizes._replace(batch=batch, pages=pages, width=width),
-                                    strides=tuple(symbolic_strides(name, s, unit_of(f.kv_dtype)) for name, s in zip(
+                                    strides=tuple(symbolic_strides(name, s, f.unit) for name, s in zip(
                                         "kv", f.strides))))
 
 

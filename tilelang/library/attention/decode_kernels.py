@@ -18,8 +18,9 @@ from tilelang.target.machine import REGISTERS_PER_SM
 
 from .decode_plan import WHOLE
 from .decode_problem import DecodeSizes
+from .decode_wide import attend_groups, finish, load_terms, padded
 from .form import LOG2E, DecodeForm, Tile
-from .kernels import LAG, KeyTiles, attend, fetch, hide_keys, ln2, power_of_two, reset, working_set
+from .kernels import LAG, KeyTiles, attend, fetch, power_of_two, reset, working_set
 
 
 @T.macro
@@ -27,7 +28,7 @@ def merge_splits(f, Means, Sums, O, LSE, splits, first, b):
     """Compute rows of O[b] from `first` on (of query i and head h: i * heads + h) from the means of all splits, weighted by
     their sums. Sums holds the logarithms; -inf: no key seen."""
     rows, heads, queries = merged_rows(f), f.sizes.heads, f.sizes.seq_q
-    mean = T.alloc_fragment((rows, f.sizes.dim_v), "float32")
+    mean = T.alloc_fragment((rows, f.dim_v), "float32")
     top, total, weight = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2)]
     T.fill(top, -T.infinity("float32"))
     for s in T.serial(splits):
@@ -43,10 +44,10 @@ def merge_splits(f, Means, Sums, O, LSE, splits, first, b):
             n = T.min(first + r, queries * heads - 1)
             weight[r] = T.exp2((Sums[s, b, n % heads, n // heads] - top[r]) * LOG2E)
             total[r] += weight[r]
-        for r, j in T.Parallel(rows, f.sizes.dim_v):
+        for r, j in T.Parallel(rows, f.dim_v):
             n = T.min(first + r, queries * heads - 1)
             mean[r, j] += weight[r] * Means[s, b, n // heads, n % heads, j]
-    for r, j in T.Parallel(rows, f.sizes.dim_v):
+    for r, j in T.Parallel(rows, f.dim_v):
         n = first + r
         if n < queries * heads:
             O[b, n // heads, n % heads, j] = T.if_then_else(total[r] == 0, 0.0, mean[r, j] / total[r])
@@ -64,7 +65,7 @@ LOGS, AT_ONCE = 32, 8  # pieces whose logarithms, and whose means, a block loads
 @T.macro
 def merge_pieces(f, Means, Sums, O, LSE, first, spanned):
     """`merge_splits` for a sequence that a plan divides. spanned: the sequence, the place of its first piece, their number."""
-    rows, heads, queries, dim_v = few_rows(f), f.sizes.heads, f.sizes.seq_q, f.sizes.dim_v
+    rows, heads, queries, dim_v = few_rows(f), f.sizes.heads, f.sizes.seq_q, f.dim_v
     b, begin, count = spanned
     logs = T.alloc_fragment((LOGS, rows), "float32")
     top, whole = [T.alloc_fragment((rows,), "float32") for _ in (0, 1)]
@@ -106,12 +107,12 @@ def merge_pieces(f, Means, Sums, O, LSE, first, spanned):
 
 def few_rows(f: DecodeForm) -> int:
     """Rows of which a block merges pieces: 512 threads have 8 elements each."""
-    return max(1, 4096 // (AT_ONCE * f.sizes.dim_v))
+    return max(1, 4096 // (AT_ONCE * f.dim_v))
 
 
 def merged_rows(f: DecodeForm) -> int:
     """Rows that a block merges: 8 elements for each of 128 threads."""
-    return max(1, 1024 // f.sizes.dim_v)
+    return max(1, 1024 // f.dim_v)
 
 
 @T.macro
@@ -129,9 +130,9 @@ def magnitude(f, Q, b, h, row):
     """(x, 1 / x): the power of two in the largest query of a tile. Queries over x are float16, whatever their exponents."""
     if f.math == f.dtype and not f.wide:
         return 1.0, 1.0
-    q, most = T.alloc_fragment((f.tile.rows, f.sizes.dim), "float32"), T.alloc_fragment((f.tile.rows,), "float32")
+    q, most = T.alloc_fragment((f.tile.rows, f.dim), "float32"), T.alloc_fragment((f.tile.rows,), "float32")
     largest = T.alloc_fragment((1,), "float32")
-    for i, j in T.Parallel(f.tile.rows, f.sizes.dim):
+    for i, j in T.Parallel(f.tile.rows, f.dim):
         r = T.min(row + i, f.used - 1)
         q[i, j] = T.abs(T.cast(Q[b, r // f.group, h * f.group + r % f.group, j], "float32"))
     T.reduce_max(q, most, dim=1)
@@ -167,9 +168,6 @@ def row_at(j: Any, dim: int) -> Any:
     return j // 128 * 128 + j % 64 // 16 * 32 + j % 8 * 4 + j % 128 // 64 * 2 + j % 16 // 8
 
 
-HIGH = 128.0  # the least that the largest query of a tile is in sums of float8: its other bits are then no subnormal numbers
-
-
 def piece(n: int, most: int) -> int:
     """The largest multiple of 16 that divides n, up to `most`; at least 16."""
     return max(d for d in range(16, n + 1, 16) if n % d == 0 and d <= max(16, most))
@@ -177,7 +175,9 @@ def piece(n: int, most: int) -> int:
 
 def narrow_blocks(sizes: DecodeSizes, tile: Tile, latent: bool = False, wide: bool = False) -> int:
     """Blocks of narrow caches for which an SM of sm_90 has room: they hide the latencies of each other."""
-    dim, dim_v, rows, keys = *sizes[4:6], tile.rows, tile.keys
+    dim, dim_v, rows, keys = *sizes.columns, tile.rows, tile.keys
+    if wide:
+        return 2 if rows == 64 else 1
     registers = (dim_v + keys) * rows // tile.threads + (16 if wide else rows // 2) + max(40, 24 + dim_v // 16)
     own = rows * dim * 2 + 2 * keys * (dim_v if wide else rows)
     shared = own + tile.stages * keys * (dim if latent else padded(dim) + padded(dim_v)) + 1024
@@ -196,12 +196,6 @@ def convert(tile, i, j, out):
     """out[a, b] = tile[i(a), j(b)]."""
     for a, b in T.Parallel(*out.shape):
         out[a, b] = T.cast(tile[i(a), j(b)], out.dtype)
-
-
-def padded(dim: int) -> int:
-    """Columns of a tile of float8, of which those behind a head's are zeros: rows of whole 64 or 128 bytes, so that a request
-    of TMA is no shorter."""
-    return -(-dim // 128) * 128 if dim % 128 > 64 else -(-dim // 64) * 64
 
 
 def add_scores(Ks: Any, Qs: Any, columns: tuple[int, int], held: list[Any], S: Any) -> None:
@@ -227,18 +221,18 @@ def add_values(Vs: Any, dim_v: int, P: Any, held: list[Any], acc: Any, before: C
 
 
 @T.macro
-def weigh(S, acc, state, limits, keys):
-    """Scores become weights, which are added to `total`. keys: the dimension of S along which keys lie. limits: (c, LAG / c).
+def weigh(S, acc, state, limits):
+    """Scores become weights, which are added to `total`. Columns of S and acc are rows of the tile. limits: (c, LAG / c).
 
     Where a vote finds a row whose scores are LAG / c above it, `top` rises, and sums are rescaled."""
     (top, before, factor, total, highest, over, most), (c, limit) = state, limits
-    T.reduce_max(S, highest, dim=keys)
+    T.reduce_max(S, highest, dim=0)
     for i in T.Parallel(*top.shape):
         over[i] = highest[i] - top[i]
     T.reduce_max(over, most, dim=0)
     if most[0] > limit:
         T.copy(top, before)
-        T.reduce_max(S, top, dim=keys)
+        T.reduce_max(S, top, dim=0)
         for i in T.Parallel(*top.shape):
             top[i] = T.if_then_else((top[i] - before[i]) * c > LAG, top[i], before[i])
         for i in T.Parallel(*top.shape):
@@ -246,23 +240,10 @@ def weigh(S, acc, state, limits, keys):
         for i in T.Parallel(*top.shape):
             total[i] *= factor[i]
         for i, j in T.Parallel(*acc.shape):
-            acc[i, j] *= factor[i if keys else j]
+            acc[i, j] *= factor[j]
     for i, j in T.Parallel(*S.shape):
-        S[i, j] = T.exp2(S[i, j] * c - top[i if keys else j] * c)
-    T.reduce_sum(S, total, dim=keys, clear=False)
-
-
-@T.macro
-def finish(acc, total, state, c, unit, keys):
-    """acc becomes the mean of V, of which an element counts `unit`; `total` the natural logarithm of the sum. state: (top, a
-    fragment like it). keys: as for `weigh`."""
-    top, factor = state
-    for i in T.Parallel(*top.shape):
-        factor[i] = T.if_then_else(total[i] == 0, 0.0, unit * T.fast_rcp(total[i]))
-    for i, j in T.Parallel(*acc.shape):
-        acc[i, j] *= factor[i if keys else j]
-    for i in T.Parallel(*top.shape):
-        total[i] = T.if_then_else(total[i] == 0, -T.infinity(total.dtype), (T.log2(total[i]) + top[i] * c) * ln2(total))
+        S[i, j] = T.exp2(S[i, j] * c - top[j] * c)
+    T.reduce_sum(S, total, dim=0, clear=False)
 
 
 @T.macro
@@ -272,7 +253,7 @@ def attend_narrow(f, load, c, unit, tiles, hides):
     S^T = K Q^T and acc^T = V^T P^T: keys and dimensions are the rows, so the converted tiles of K and V are first operands,
     which may lie in registers. Where they passed through shared memory, a block waited for its threads four times a tile.
     """
-    (rows, keys), dim, dim_v = (f.tile.rows, f.tile.keys), f.sizes.dim, f.sizes.dim_v
+    (rows, keys), dim, dim_v = (f.tile.rows, f.tile.keys), f.dim, f.dim_v
     Qs, P = T.alloc_shared((rows, dim), f.math), T.alloc_shared((keys, rows), f.math)
     Ks = T.alloc_shared((keys, dim - dim_v if f.latent else padded(dim)), f.kv_dtype)
     Vs = T.alloc_shared((keys, dim_v if f.latent else padded(dim_v)), f.kv_dtype)
@@ -296,62 +277,9 @@ def attend_narrow(f, load, c, unit, tiles, hides):
         if hides(k):
             for j, i in T.Parallel(keys, rows):
                 S[j, i] = T.if_then_else(tiles.visible(k, key, i, j), S[j, i], -T.infinity(f.accum))
-        weigh(S, acc, (top, before, factor, total, highest, over, most), (c, limit), 0)
+        weigh(S, acc, (top, before, factor, total, highest, over, most), (c, limit))
         add_values(Vs, dim_v, P, held[1], acc, lambda: T.copy(S, P))
     finish(acc, total, (top, factor), c, unit, 0)
-    return acc, total
-
-
-@T.macro
-def put_term(x, tile, i, j):
-    """Store a float32 to tile[i, j]; what its rounding leaves."""
-    term = T.cast(x, tile.dtype)
-    tile[i, j] = term
-    return x - T.cast(term, "float32")
-
-
-def put_terms(x: Any, tiles: list[Any], i: Any, j: Any) -> None:
-    """Store a float32 as the sum of element (i, j) of tiles."""
-    for tile in tiles:
-        x = put_term(x, tile, i, j)
-
-
-def score_terms(Qs: list[Any], Ks: Any, S: Any) -> None:
-    """S = Q Ks^T for the sum Q of tiles."""
-    for n, Q in enumerate(Qs):
-        T.gemm(Q, Ks, S, transpose_B=True, clear_accum=n == 0)
-
-
-@T.macro
-def attend_wide(f, load, scaled, unit, tiles, hides):
-    """`attend` for caches of float8 and many rows: S = Q K^T in float8, acc = P V in float16.
-
-    Queries are sums of float8, each of which K is multiplied by as it lies. V is converted, once for all rows of a block.
-    """
-    (rows, keys), dim, dim_v = (f.tile.rows, f.tile.keys), f.sizes.dim, f.sizes.dim_v
-    Qs = [T.alloc_shared((rows, dim), f.kv_dtype) for _ in range(f.terms)]
-    Ks, Raw = [T.alloc_shared((keys, padded(n)), f.kv_dtype) for n in (dim, dim_v)]
-    Vs = T.alloc_shared((keys, dim_v), f.math)
-    S, P = T.alloc_fragment((rows, keys), f.accum), T.alloc_fragment((rows, keys), f.math)
-    acc = T.alloc_fragment((rows, dim_v), f.accum)
-    top, before, factor, total, over = [T.alloc_fragment((rows,), f.accum) for _ in range(5)]
-    most = T.alloc_fragment((1,), f.accum)
-    c = scaled * (1.0 / HIGH)
-    limit = LAG / c
-    load(Qs)
-    reset(acc, top, total, c)
-    for k in T.Pipelined(tiles.begin, tiles.end, num_stages=f.tile.stages):
-        key = tiles.place(k)
-        fetch(tiles.keys(key), Ks)
-        fetch(tiles.values(key), Raw)
-        score_terms(Qs, Ks if padded(dim) == dim else Ks[:, 0:dim], S)
-        T.copy(Raw if padded(dim_v) == dim_v else Raw[:, 0:dim_v], Vs)
-        if hides(k):
-            hide_keys(S, lambda i, j, k=k, key=key: tiles.visible(k, key, i, j))
-        weigh(S, acc, (top, before, factor, total, over, over, most), (c, limit), 1)
-        T.copy(S, P)
-        T.gemm(P, Vs, acc)
-    finish(acc, total, (top, factor), c, unit, 1)
     return acc, total
 
 
@@ -364,23 +292,14 @@ def store(f, acc, total, results, at, h, row, with_log):
     """
     mean, log = results
     for i, j in T.Parallel(*acc.shape):
-        r, d = (row + j, row_at(i, f.sizes.dim_v)) if f.columns else (row + i, j)
-        if r < f.used if not f.columns else T.And(r < f.used, i < f.sizes.dim_v):
+        r, d = (row + j, row_at(i, f.dim_v)) if f.columns else (row + i, j)
+        if r < f.used if not f.columns else T.And(r < f.used, i < f.dim_v):
             mean[(*at, r // f.group, h * f.group + r % f.group, d)] = acc[i, j]
     if with_log:
         for i in T.Parallel(*total.shape):
             r = row + i
             if r < f.used:
                 log[(*at, h * f.group + r % f.group, r // f.group)] = total[i]
-
-
-@T.macro
-def load_terms(f, Qs, Q, b, h, row, factor):
-    """Load queries as sums of float8, as load_queries does it: each is what is left of those before it."""
-    for i, j in T.Parallel(*Qs[0].shape):
-        r = row + i
-        q = T.if_then_else(r < f.used, Q[b, r // f.group, h * f.group + r % f.group, j], T.cast(0, f.dtype))
-        put_terms(T.cast(q, "float32") * (factor * HIGH), Qs, i, j)
 
 
 class Types(NamedTuple):
@@ -407,9 +326,9 @@ def types_of(f: DecodeForm) -> Types:
 
 def key_range(f: DecodeForm, caches: tuple[Any, Any, Any], place: tuple[Any, Any, Any], at: Any, span: Any) -> KeyTiles:
     """The tiles of keys of a span. caches: (K, V, Table)."""
-    (K, V, Table), (b, h, row), dim, dim_v = caches, place, f.sizes.dim, f.sizes.dim_v
+    (K, V, Table), (b, h, row), dim, dim_v = caches, place, f.dim, f.dim_v
     latent = slice(dim_v, dim), slice(0, dim_v)
-    whole = [slice(0, padded(n)) if f.narrow and padded(n) != n else slice(None) for n in (dim, dim_v)]
+    whole = [slice(0, padded(n) if f.narrow else n) for n in (dim, dim_v)]
     tiles = [(K, n) for n in latent] if f.latent else list(zip((K, V), whole))
     keys_of, values_of = (lambda at, x=x: f.rows(x[0], b, h, at, x[1]) for x in tiles)
     return KeyTiles(*span, lambda k: f.place(Table, b, k, at + f.sizes.seq_q), keys_of, values_of,
@@ -424,17 +343,32 @@ def loading(f: DecodeForm, Q: Any, b: Any, h: Any, row: Any, factor: Any) -> Cal
 
 
 @T.macro
-def attended(f, Q, caches, work, scales, place, at, span):
-    """(means, logarithms) of the tile of queries at `place`, a sequence, a kv head and a row, over the tiles of a span."""
+def attended(f, Q, caches, work, scales, place, at, span, put):
+    """`put` the means and logarithms of the tile of queries at `place`, a sequence, a kv head and a row, over the tiles of a
+    span."""
     (b, h, row), (c, unit) = place, scales
     size, factor = magnitude(f, Q, b, h, row)
-    load, tiles = loading(f, Q, b, h, row, factor), key_range(f, caches, place, at, span)
-    if f.narrow:
-        main = attend_narrow if f.columns else attend_wide
-        acc, total = main(f, load, c * size, unit, tiles, lambda k: hides_keys(f, k, row, at))
+    load = loading(f, Q, b, h, row, factor)
+    if f.wide:
+        attend_groups(f, load, (c * size, unit), lambda g: key_range(f, caches, (b, h, row + g), at, span),
+                      lambda g: lambda k: hides_keys(f, k, row + g, at), put)
+    elif f.narrow:
+        acc, total = attend_narrow(f, load, c * size, unit, key_range(f, caches, place, at, span),
+                                   lambda k: hides_keys(f, k, row, at))
+        put(acc, total, 0)
     else:
-        acc, total = attend(f, work, load, c, tiles)
-    return acc, total
+        acc, total = attend(f, work, load, c, key_range(f, caches, place, at, span))
+        put(acc, total, 0)
+
+
+@T.macro
+def store_item(f, acc, total, results, place, h, row, g):
+    """Store an item of a plan."""
+    b, slot = place
+    if slot == WHOLE:
+        store(f, acc, total, results[:2], (b,), h, row + g, f.with_lse)
+    elif slot >= 0:
+        store(f, acc, total, results[2:], (slot,), h, row + g, True)
 
 
 def planned_attention(f: DecodeForm) -> Any:
@@ -456,12 +390,8 @@ def planned_attention(f: DecodeForm) -> Any:
             b, slot = T.bind(Items[n, 0]), T.bind(Items[n, 4])
             work = None if f.narrow else working_set(f)
             place = b, hb // blocks, hb % blocks * rows
-            acc, total = attended(f, Q, (K, V, Table), work, (scale * LOG2E, unit), place, Items[n, 1] - seq_q,
-                                  (Items[n, 2], Items[n, 3]))
-            if slot == WHOLE:
-                store(f, acc, total, (O, LSE), (b,), *place[1:], f.with_lse)
-            elif slot >= 0:
-                store(f, acc, total, (Means, Sums), (slot,), *place[1:], True)
+            attended(f, Q, (K, V, Table), work, (scale * LOG2E, unit), place, Items[n, 1] - seq_q, (Items[n, 2], Items[n, 3]),
+                     lambda acc, total, g: store_item(f, acc, total, (O, LSE, Means, Sums), (b, slot), *place[1:], g))
         tiles = -(-heads * seq_q // few_rows(f))
         at_once = max(1, MERGING // tiles)  # sequences that are merged at the same time
         with T.Kernel(tiles, at_once, threads=512) as (n, d):
@@ -509,11 +439,9 @@ def decode_attention(f: DecodeForm) -> Any:
             share = T.ceildiv(end - begin, splits)
             first = T.min(end, begin + s * share)
             last = T.min(end, first + share)
-            acc, total = attended(f, Q, (K, V, Table), work, (c, unit), (b, h, row), at, (first, last))
-            if f.split:
-                store(f, acc, total, (Means, Sums), (s, b), h, row, True)
-            else:
-                store(f, acc, total, (O, LSE), (b,), h, row, f.with_lse)
+            results, place = ((Means, Sums), (s, b)) if f.split else ((O, LSE), (b,))
+            attended(f, Q, (K, V, Table), work, (c, unit), (b, h, row), at, (first, last),
+                     lambda acc, total, g: store(f, acc, total, results, place, h, row + g, f.split or f.with_lse))
         if f.split:
             with T.Kernel(T.ceildiv(heads * seq_q, merged_rows(f)), batch, threads=128) as (n, b):
                 merge_splits(f, Means, Sums, O, LSE, splits, n * merged_rows(f), b)

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from tilelang.errors import error
 
 from ..arrays import aligned, compact, is_numpy, strides, type_name
-from .inputs import check_alike, check_heads, device_of, strides_of
+from .inputs import UNIT, check_alike, check_heads, device_of, strides_of, unit_of
+from .problem import whole
 
 
 FLOAT8 = "float8_e4m3fn"
@@ -32,6 +33,11 @@ class DecodeSizes(NamedTuple):
     page_size: int | None
     width: Any
 
+    @property
+    def columns(self) -> tuple[int, int]:
+        """The columns of tiles: head dimensions, those that are no multiple of 16 with zeros behind."""
+        return whole(self.dim), whole(self.dim_v)
+
 
 @dataclass(frozen=True)
 class DecodeProblem:
@@ -39,7 +45,8 @@ class DecodeProblem:
 
     strides: of the caches; None where each call gives its own. kv_dtype: their type. window: number of keys that a query sees;
     None: all. splits: number of blocks that divide the keys of a sequence, where the caller gives it. copied: which of q,
-    k_cache, v_cache a kernel cannot read as they are stored. single: q has no dimension of queries.
+    k_cache, v_cache a kernel cannot read as they are stored. single: q has no dimension of queries. unit: what the caches'
+    strides are multiples of.
     """
 
     sizes: DecodeSizes
@@ -51,6 +58,7 @@ class DecodeProblem:
     copied: tuple[bool, ...]
     with_lse: bool
     single: bool
+    unit: int = UNIT
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -87,7 +95,7 @@ def decode_problem(tensors: Mapping[str, Any], on_cuda: bool, *, window: Any, sp
     """
     q, k, v, out = (tensors[n] for n in ("q", "k_cache", "v_cache", "out"))
     sizes = _sizes(q, k, v, tensors["lengths"], tensors["block_table"])
-    check_heads(sizes.heads, sizes.kv_heads, sizes.dim, sizes.dim_v)
+    check_heads(sizes.heads, sizes.kv_heads, sizes.dim, sizes.dim_v, UNIT)
     narrow = type_name(k) == type_name(v) == FLOAT8 and type_name(q) in ("float16", "bfloat16") and device_of(k) == device_of(
         v) == device_of(q)
     check_alike(q, {**({} if narrow else {"k_cache": k, "v_cache": v}), "out": out})
@@ -96,11 +104,14 @@ def decode_problem(tensors: Mapping[str, Any], on_cuda: bool, *, window: Any, sp
     if splits is not None and (isinstance(splits, bool) or not isinstance(splits, int) or splits < 1):
         raise error("attention-option", f"splits must be «an int from 1» on, found {splits!r}", hint="leave it out")
     on_device = on_cuda and not is_numpy(q)
+    # Caches of float8 whose rows are no multiples of 16 bytes are read without TMA.
+    unit = UNIT if any(x.shape[-1] % 16 for x in (k, v)) else unit_of(type_name(k))
     copied = (strides(q) != compact(q.shape) or on_device and not aligned(q),
-              *(strides_of(x, on_device) is None for x in (k, v)))
+              *(strides_of(x, on_device, unit) is None for x in (k, v)))
     # The stride of a dimension of one element is arbitrary, so no symbol can be solved for it.
     free = tuple((*(c if n == 1 else None for n, c in zip(x.shape, compact(x.shape)[:-1])), 1) for x in (k, v))
-    problem = DecodeProblem(sizes, free, type_name(q), type_name(k), window, splits, copied, with_lse, q.ndim == 3)
+    problem = DecodeProblem(sizes, free, type_name(q), type_name(k), window, splits, copied, with_lse,
+                            q.ndim == 3, unit)
     if out is not None and (tuple(out.shape) != problem.shape or strides(out) != compact(problem.shape)):
         raise error("attention-shape", f"out has shape {tuple(out.shape)} and strides {strides(out)}, expected "
                     f"«{problem.shape} without gaps»", found=f"{tuple(out.shape)} with strides {strides(out)}",

@@ -56,7 +56,7 @@ def tile_and_caches(p: DecodeProblem, machine: Machine) -> tuple[Tile, Caches]:
     if p.kv_dtype == p.dtype:
         tile = decode_tile(machine, p.sizes)
         return tile, Caches(2 if several_blocks(machine, p.sizes, tile, p.dtype) else 0)
-    tile = narrow_tile(machine, p.sizes)
+    tile = narrow_tile(machine, p.sizes, exact=p.dtype == "float16")
     if machine.kind != "wgmma":
         return tile, Caches()
     return tile, Caches(narrow_blocks(p.sizes, tile, wide=is_wide(machine, p.sizes)), True)
@@ -64,21 +64,23 @@ def tile_and_caches(p: DecodeProblem, machine: Machine) -> tuple[Tile, Caches]:
 
 def several_blocks(m: Machine, sizes: DecodeSizes, tile: Tile, dtype: str) -> bool:
     """Whether an SM of sm_90 has room for two blocks of caches of 16 bits. dtype: of the caches."""
-    shared = shared_bytes(tile, sizes.dim, sizes.dim_v) + 1024
+    shared = shared_bytes(tile, *sizes.columns) + 1024
     return m.kind == "wgmma" and dtype in ("float16", "bfloat16") and 2 * shared <= m.shared_sm
 
 
 def decode_tile(m: Machine, sizes: DecodeSizes) -> Tile:
-    """The tile: rows for all queries that share a kv head, keys that divide a page, stages that keep enough bytes in flight."""
-    dims = sizes.dim + sizes.dim_v
+    """The tile: rows for all queries that share a kv head, where two warp groups have room for them, keys that divide a page,
+    stages that keep enough bytes in flight."""
+    dims = sum(sizes.columns)
     keys = _keys(sizes, 32, 96 if dims <= 128 else 64 if dims <= 384 or m.kind == "wgmma" else 32)
     if m.kind == "cpu":
         return Tile(max(16, min(64, ceil(sizes.seq_q * sizes.heads / max(1, sizes.kv_heads) / 16) * 16)), keys, 1, 128)
     two = 2 * 2 * keys * dims  # bytes of two stages
-    ring = max(64 << 10, min(two, 128 << 10)) if m.kind == "wgmma" else 128 << 10  # two blocks per SM
+    rows = 128 if m.kind == "wgmma" and sizes.seq_q * sizes.heads > 64 * sizes.kv_heads else 64
+    ring = max(64 << 10, min(two, 128 << 10)) if m.kind == "wgmma" and rows == 64 else 128 << 10  # two blocks per SM
     for stages in range(6 if m.kind == "wgmma" else 4, 1, -1):
-        tile = Tile(64, keys, stages, 128)
-        if stages * two // 2 <= ring and shared_bytes(tile, sizes.dim, sizes.dim_v) <= m.shared:
+        tile = Tile(rows, keys, stages, 2 * rows)
+        if stages * two // 2 <= ring and shared_bytes(tile, *sizes.columns) <= m.shared:
             return tile
     return Tile(64, 16, 2, 128)
 
@@ -86,17 +88,18 @@ def decode_tile(m: Machine, sizes: DecodeSizes) -> Tile:
 def is_wide(m: Machine, sizes: DecodeSizes, latent: bool = False) -> bool:
     """Whether the rows of a tile are rows of GEMMs, of which one takes float8, where caches are narrow (DecodeForm.wide)."""
     rows = sizes.seq_q * sizes.heads // max(1, sizes.kv_heads)
-    return m.kind == "wgmma" and rows > 32 and sizes.dim % 32 == 0 and sizes.dim + sizes.dim_v <= 256 and not latent
+    fits = sizes.dim % 32 == sizes.dim_v % 16 == 0 and sizes.dim + sizes.dim_v <= 256
+    return m.kind == "wgmma" and rows > 32 and fits and not latent
 
 
-def narrow_tile(m: Machine, sizes: DecodeSizes, latent: bool = False) -> Tile:
+def narrow_tile(m: Machine, sizes: DecodeSizes, latent: bool = False, exact: bool = False) -> Tile:
     """The tile for caches of float8: rows are columns of instructions, in steps of 8, as many as leave registers for their
-    accumulators, the same in all blocks of a kv head."""
+    accumulators, the same in all blocks of a kv head. exact: whether queries are sums of three float8."""
     used = sizes.seq_q * sizes.heads // max(1, sizes.kv_heads)
     if is_wide(m, sizes, latent):
         rows = 64 * min(2, ceil(used / 64))
-        most = 128 if rows == 64 and sizes.dim + sizes.dim_v > 128 else 64
-        return Tile(rows, _keys(sizes, most, most), 2, 2 * rows)
+        most = 64 if exact and rows == 64 and sizes.dim + sizes.dim_v > 192 else 128  # an SM has room for two blocks
+        return Tile(rows, _keys(sizes, most, most), 2 if rows == 64 and most == 128 else 3, 2 * rows + 128)
     blocks = ceil(used / max(8, min(64, 16384 // sizes.dim_v // 8 * 8)))
     most = 64 if m.kind == "wgmma" or sizes.dim + sizes.dim_v <= 384 else 32
     keys = _keys(sizes, most, most)
@@ -233,7 +236,7 @@ def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_tabl
     the queries' own included; their values are not read on the host.  Query i stands at key position lengths - seq_q + i and
     sees the keys up to there, with window=w the last w of them.  A query that sees none gives 0 and the logarithm -inf.
     float16, bfloat16 or float32 (GEMMs in tf32 on a GPU); caches alike, or for queries of 16 bits both float8_e4m3fn, whose
-    elements count k_scale and v_scale each; dim and dim_v multiples of 16 up to 256; heads is a multiple of kv_heads.
+    elements count k_scale and v_scale each; dim and dim_v multiples of 8 up to 256; heads is a multiple of kv_heads.
 
     With block_table (batch, pages a sequence may have), int32: k_cache (pages, page_size, kv_heads, dim), v_cache (…, dim_v);
     key p of sequence b is row p % page_size of page block_table[b, p // page_size].  page_size is a multiple of 16.  Entries
@@ -338,7 +341,7 @@ def _run(problem: DecodeProblem, machine: Machine, at: Place, like: Any, choice:
     kernel = decode_kernel(DecodeForm(
         z._replace(batch=None, pages=None, width=None), p.strides, p.dtype, None if p.window is None else p.window - 1, tile,
         division.splits > 1, p.with_lse, p.kv_dtype, wide=p.kv_dtype != p.dtype and is_wide(machine, z),
-        planned=division.planned, several=several_blocks(machine, z, tile, p.kv_dtype)), at)
+        planned=division.planned, several=several_blocks(machine, z, tile, p.kv_dtype), unit=p.unit), at)
     workspace = [maker(like, shape, "float32") for shape in division.workspace]
 
     def run(arrays: tuple[Any, ...], scales: tuple[float, float], out: Any, lse: Any, plan: DecodePlan | None = None) -> None:

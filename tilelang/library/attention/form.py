@@ -11,6 +11,7 @@ from tilelang.ir import const
 from ..arrays import accumulator
 from .decode_problem import DecodeSizes
 from .dropout import LEVELS
+from .inputs import UNIT
 from .problem import Mask, Sizes, whole
 
 LOG2E = 1.4426950408889634
@@ -99,6 +100,8 @@ class AttentionForm:
         """Query heads that read one kv head."""
         return self.sizes.heads // self.sizes.kv_heads
 
+    dim = property(lambda self: self.sizes.dim)  # columns of tiles of Q and K
+    dim_v = property(lambda self: self.sizes.dim_v)  # columns of tiles of V and of the result
     accum = property(lambda self: accumulator(self.dtype))  # the type of scores, sums and logarithms
 
     def exponent_scale(self, scale: Any) -> Any:
@@ -263,7 +266,7 @@ class DecodeForm:
     its own that a query sees; None: all. split: whether several blocks divide the keys of a sequence. latent: whether V is the
     first columns of K. wide: whether GEMMs of narrow caches have a tile's rows as rows, and multiply K in float8.
     planned: whether a plan says what blocks compute. several: whether an SM has room for several blocks of a cache that is not
-    narrow.
+    narrow. unit: what strides are multiples of.
     """
 
     sizes: DecodeSizes
@@ -278,7 +281,10 @@ class DecodeForm:
     wide: bool = False
     planned: bool = False
     several: bool = False
+    unit: int = UNIT
     accum = "float32"
+    dim = property(lambda self: self.sizes.columns[0])  # columns of tiles of Q and K
+    dim_v = property(lambda self: self.sizes.columns[1])  # columns of tiles of V and of the result
 
     @property
     def group(self) -> int:

@@ -183,15 +183,15 @@ def unit_of(kind: str) -> int:
     return 16 if kind.startswith("float8") else UNIT
 
 
-def strides_of(x: Any, on_device: bool = False) -> tuple[int, ...] | None:
+def strides_of(x: Any, on_device: bool = False, unit: int = 0) -> tuple[int, ...] | None:
     """The strides in elements; None where a kernel cannot read the array as it is stored.
 
     Dimensions of one element get the strides of a contiguous array. on_device: the array must also start at a multiple of 16
-    bytes.
+    bytes. unit: what they are multiples of; 0: unit_of the elements.
     """
     if on_device and not aligned(x):
         return None
-    return _readable(strides(x), x.shape, unit_of(type_name(x)))
+    return _readable(strides(x), x.shape, unit or unit_of(type_name(x)))
 
 
 @lru_cache(4096)

@@ -203,12 +203,12 @@ def working_set(f):
     weights P like S in f.math, and, with one element per row, `top`, `before`, `factor`, `total` and the sum of a tile.
     """
     rows, keys = f.tile.rows, f.tile.keys
-    Qs = T.alloc_shared((rows, f.sizes.dim), f.math)
-    Ks = T.alloc_shared((keys, f.sizes.dim), f.math)
-    Vs = T.alloc_shared((keys, f.sizes.dim_v), f.math)
+    Qs = T.alloc_shared((rows, f.dim), f.math)
+    Ks = T.alloc_shared((keys, f.dim), f.math)
+    Vs = T.alloc_shared((keys, f.dim_v), f.math)
     S = T.alloc_fragment((rows, keys), f.accum)
     P = T.alloc_fragment((rows, keys), f.math)
-    acc = T.alloc_fragment((rows, f.sizes.dim_v), f.accum)
+    acc = T.alloc_fragment((rows, f.dim_v), f.accum)
     top, before, factor, total, more = [T.alloc_fragment((rows,), f.accum) for _ in (0, 1, 2, 3, 4)]
     return Qs, Ks, Vs, S, P, acc, (top, before, factor, total, more)
 

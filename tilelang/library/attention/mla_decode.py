@@ -17,7 +17,7 @@ from .decode_kernels import narrow_blocks
 from .decode_problem import DecodeSizes
 from .flash_decode import Caches, decode_splits, equal_division, narrow_tile, planned_division, plans_itself
 from .form import DecodeForm
-from .inputs import (check_alike, check_disjoint, check_gradient, check_like, check_scale, check_tensors, device_of,
+from .inputs import (UNIT, check_alike, check_disjoint, check_gradient, check_like, check_scale, check_tensors, device_of,
                      fast_kernel, running_on, strides_of)
 from .mla_kernels import KEYS, MlaForm, mla_attention
 from .mla_plan import MlaPlan, divide, divide_on_device, plain_kernel, planned, splits_of
@@ -143,7 +143,7 @@ def _narrow(f: MlaForm, at: Place, q: Any, cache: Any, lengths: Any, table: Any,
     steps = (page * dim if page else None, dim, dim, 1), (1,) * 4
     free = sizes._replace(batch=None, pages=None, width=None)
     kernel = decode_kernel(DecodeForm(free, steps, f.dtype, None, tile, division.splits > 1, True, f.kv_dtype, True,
-                                      planned=itself), at)
+                                      planned=itself, unit=16), at)
     workspace = [maker(q, shape, "float32") for shape in division.workspace]
     copied = [strides(x) != compact(x.shape) or not aligned(x) for x in (q, cache)]
 
@@ -166,8 +166,8 @@ def _form(tensors: dict[str, Any], dim_v: int) -> MlaForm:
         _rejected("q (batch, seq_q, heads, dim) or (batch, heads, dim), kv_cache (sequences or pages, keys, dim)",
                   f"q {tuple(q.shape)}, kv_cache {tuple(cache.shape)}")
     batch, dim, page = int(q.shape[0]), int(q.shape[-1]), None if table is None else int(cache.shape[1])
-    if dim % 16 or dim_v % 16 or not 0 < dim_v < dim:
-        _rejected("dim and dim_v multiples of 16, dim_v < dim", f"dim {dim}, dim_v {dim_v}")
+    if dim % UNIT or dim_v % UNIT or not 0 < dim_v < dim:
+        _rejected(f"dim and dim_v multiples of {UNIT}, dim_v < dim", f"dim {dim}, dim_v {dim_v}")
     for name, x, rank in (("lengths", lengths, 1), ("block_table", table, 2)):
         if x is not None and (type_name(x) != "int32" or x.ndim != rank or int(x.shape[0]) != batch or device_of(
                 x) != device_of(q) or min(x.shape, default=1) > 1 and strides(x) != compact(x.shape)):

@@ -21,6 +21,7 @@ import tilelang.language as T
 
 from .form import LOG2E
 from .kernels import LN2, power_of_two
+from .problem import whole
 
 ROWS = KEYS = 64  # heads and keys of a tile
 TILES = (ROWS, KEYS), (32, 32), (32, 16)  # of plain_attention: the first for which a block has room
@@ -530,6 +531,7 @@ def mla_attention(f: MlaForm) -> Any:
 def plain_attention(f: MlaForm) -> Any:
     """The kernel for other machines and sizes, where a block computes some heads over all keys. Parameters as mla_attention."""
     dim, (rows, columns) = f.dim_v + f.rope, f.tile
+    wide, wide_v = whole(dim), whole(f.dim_v)  # columns of tiles: behind those of the tensors there are zeros
     batch, pages, width, capacity = T.dynamic("batch, pages, width, rows")
 
     @T.prim_func
@@ -538,12 +540,12 @@ def plain_attention(f: MlaForm) -> Any:
                    scale: T.float32, unit: T.float32,
                    O: T.Tensor((batch, f.heads, f.dim_v), f.dtype), LSE: T.Tensor((batch, f.heads), "float32")):
         with T.Kernel(T.ceildiv(f.heads, rows), batch, threads=4 * rows) as (hb, s):
-            q, keys = T.alloc_shared((rows, dim), f.dtype), T.alloc_shared((columns, dim), f.dtype)
+            q, keys = T.alloc_shared((rows, wide), f.dtype), T.alloc_shared((columns, wide), f.dtype)
             S, P = T.alloc_fragment((rows, columns), "float32"), T.alloc_shared((rows, columns), f.dtype)
-            acc = T.alloc_fragment((rows, f.dim_v), "float32")
+            acc = T.alloc_fragment((rows, wide_v), "float32")
             places = T.alloc_shared((1, columns), "int32") if f.sparse else None
             state = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
-            T.copy(Q[s, hb * rows:(hb + 1) * rows, :], q)
+            T.copy(Q[s, hb * rows:(hb + 1) * rows, 0:wide], q)
             T.clear(acc)
             T.fill(state[0], LOWEST)
             T.clear(state[3])
@@ -552,7 +554,7 @@ def plain_attention(f: MlaForm) -> Any:
                 if f.sparse:
                     for j in T.Parallel(columns):
                         places[0, j] = T.if_then_else(k + j < Lengths[s], Table[s, T.min(k + j, Lengths[s] - 1)], -1)
-                    for j, d in T.Parallel(columns, dim):
+                    for j, d in T.Parallel(columns, wide):
                         keys[j, d] = T.if_then_else(places[0, j] >= 0, KV[0, T.max(places[0, j], 0), d], 0)
                 else:
                     T.copy(KV[s if f.page is None else Table[s, k // f.page], k if f.page is None else k % f.page, 0], keys)
@@ -560,7 +562,7 @@ def plain_attention(f: MlaForm) -> Any:
                 mask(f, S, k, Lengths[s], hb * rows, places, 0)
                 weigh(S, P, state, scale * LOG2E)
                 rescale(acc, state[2])
-                T.gemm(P, keys[:, 0:f.dim_v], acc)
+                T.gemm(P, keys[:, 0:wide_v], acc)
             finish(acc, state, scale * LOG2E, unit)
             store(acc, state[3], O, LSE, s, hb * rows, 0)
 

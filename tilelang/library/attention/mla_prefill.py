@@ -15,6 +15,7 @@ from .flash_attention import attend
 from .form import LOG2E
 from .inputs import UNIT, check_alike, check_scale, check_tensors, fitting_kernel, running_on, strides_of
 from .kernels import absorb, finish, reset
+from .problem import whole
 
 FEW = 8  # tokens of a block that joins keys, or their gradients
 
@@ -56,9 +57,9 @@ def _results(q: Any, k: Any, k_rope: Any, v: Any, *options: Any) -> Results:
         raise error("attention-shape", f"‹{shapes}› do not go together", expected="q (batch, seq_q, heads, dim + rope), k "
                     "(batch, seq_k, heads, dim), k_rope (batch, seq_k, rope), v (batch, seq_k, heads, dim_v)",
                     hint="k_rope has no dimension of heads")
-    if type_name(q) == "float32" or any(n % 16 or not 0 < n <= 256 for n in (k.shape[3], k_rope.shape[2], v.shape[3])):
+    if type_name(q) == "float32" or any(n % UNIT or not 0 < n <= 256 for n in (k.shape[3], k_rope.shape[2], v.shape[3])):
         raise error("attention-argument", f"‹{shapes} of {type_name(q)}›",
-                    expected="float16 or bfloat16, dimensions that are multiples of 16 up to 256", hint="pad with zeros")
+                    expected=f"float16 or bfloat16, dimensions that are multiples of {UNIT} up to 256", hint="pad with zeros")
     batch, seq_q, heads, _ = q.shape
     return [((batch, seq_q, heads, v.shape[3]), type_name(q)), ((batch, heads, seq_q), accumulator(type_name(q)))]
 
@@ -156,6 +157,8 @@ def prefill_attention(form: tuple[tuple[int, ...], str, bool, tuple[int, int, in
     stages) of a tile; and ((batch, seq_q, seq_k), strides of Q, K, Rope and V), or None: given by each call."""
     (heads, dim, rope, dim_v), dtype, causal, (rows, keys, stages), exact = form
     batch, seq_q, seq_k = T.dynamic("batch, seq_q, seq_k") if exact is None else exact[0]
+    wide = [whole(n) for n in (dim, rope, dim_v)]  # columns of tiles: behind those of the tensors there are zeros
+    pieces = [(0, dim + wide[1], 0)] if dim == wide[0] else [(0, wide[0], 0), (dim, dim + wide[1], wide[0])]
 
     def strided(number: int, *shape: Any) -> Any:
         return _strided(number, None if exact is None else exact[1][number], shape, dtype)
@@ -165,29 +168,30 @@ def prefill_attention(form: tuple[tuple[int, ...], str, bool, tuple[int, int, in
                     Rope: strided(2, batch, seq_k, rope), V: strided(3, batch, seq_k, heads, dim_v), scale: T.float32,
                     O: T.Tensor((batch, seq_q, heads, dim_v), dtype), LSE: T.Tensor((batch, heads, seq_q), "float32")):
         with T.Kernel(T.ceildiv(seq_q, rows), heads, batch, threads=2 * rows) as (bx, h, b):
-            Qs, Ks = T.alloc_shared((rows, dim + rope), dtype), T.alloc_shared((keys, dim), dtype)
-            Rs, Vs = T.alloc_shared((keys, rope), dtype), T.alloc_shared((keys, dim_v), dtype)
+            Qs, Ks = T.alloc_shared((rows, wide[0] + wide[1]), dtype), T.alloc_shared((keys, wide[0]), dtype)
+            Rs, Vs = T.alloc_shared((keys, wide[1]), dtype), T.alloc_shared((keys, wide[2]), dtype)
             S, P = T.alloc_fragment((rows, keys), "float32"), T.alloc_fragment((rows, keys), dtype)
-            acc = T.alloc_fragment((rows, dim_v), "float32")
+            acc = T.alloc_fragment((rows, wide[2]), "float32")
             state = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
             c = scale * LOG2E
             row = bx * rows
             at = row + seq_k - seq_q
-            T.copy(Q[b, row:row + rows, h, :], Qs)
+            # K has zeros where the first piece has rotary elements.
+            _ = [T.copy(Q[b, row:row + rows, h, i:j], Qs[:, to:to + j - i]) for i, j, to in pieces]
             reset(acc, state[0], state[3], c)
             for k in T.Pipelined(T.ceildiv(T.max(0, T.min(seq_k, at + rows)) if causal else seq_k, keys), num_stages=stages):
-                T.copy(K[b, k * keys:(k + 1) * keys, h, :], Ks)
-                T.copy(Rope[b, k * keys:(k + 1) * keys, :], Rs)
-                T.gemm(Qs[:, 0:dim], Ks, S, transpose_B=True, clear_accum=True)
-                T.gemm(Qs[:, dim:dim + rope], Rs, S, transpose_B=True)
+                T.copy(K[b, k * keys:(k + 1) * keys, h, 0:wide[0]], Ks)
+                T.copy(Rope[b, k * keys:(k + 1) * keys, 0:wide[1]], Rs)
+                T.gemm(Qs[:, 0:wide[0]], Ks, S, transpose_B=True, clear_accum=True)
+                T.gemm(Qs[:, wide[0]:wide[0] + wide[1]], Rs, S, transpose_B=True)
                 for i, j in T.Parallel(rows, keys):
                     sees = k * keys + j <= at + i if causal else k * keys + j < seq_k
                     S[i, j] = T.if_then_else(sees, S[i, j], -T.infinity("float32"))
-                T.copy(V[b, k * keys:(k + 1) * keys, h, :], Vs)
+                T.copy(V[b, k * keys:(k + 1) * keys, h, 0:wide[2]], Vs)
                 absorb(S, P, acc, state, c)
                 T.gemm(P, Vs, acc)
             finish(acc, state[0], state[3], state[2], c)
-            T.copy(acc, O[b, row:row + rows, h, :])
+            T.copy(acc, O[b, row:row + rows, h, 0:wide[2]])
             T.copy(state[3], LSE[b, h, row:row + rows])
 
     return mla_prefill

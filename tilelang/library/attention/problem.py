@@ -108,7 +108,7 @@ class AttentionProblem:
         them."""
         z, group = self.sizes, self.sizes.heads // self.sizes.kv_heads
         return (self.layout == "bshd" and self.strides[3] == compact(self.shapes[3]) and self.mask == Mask(None, 0)
-                and group > 1 and group * z.seq_q <= 64 and not self.empty and not self.extras and not self.columns)
+                and group > 1 and group * z.seq_q <= 64 and not self.empty and not self.extras)
 
     @property
     def folded(self) -> AttentionProblem:

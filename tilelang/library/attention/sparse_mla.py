@@ -12,7 +12,7 @@ from tilelang.errors import error
 from ..arrays import capturing, contiguous, copied_to, empty, filled, is_numpy, place, settled, type_name
 from ..caches import Cache
 from ..place import Place
-from .inputs import check_gradient, check_scale, check_tensors, device_of, fast_kernel, running_on
+from .inputs import UNIT, check_gradient, check_scale, check_tensors, device_of, fast_kernel, running_on
 from .mla_kernels import MlaForm, mla_attention
 from .mla_plan import MlaPlan, divide, divide_on_device, plain_kernel, planned, splits_of
 
@@ -107,7 +107,7 @@ def _form(q: Any, kv: Any, indices: Any, counts: Any, dim_v: int) -> MlaForm:
                     expected="q (queries, heads, dim), kv (rows, dim), indices (queries, most), counts (queries,)",
                     hint="kv holds the rows of all sequences, named by their numbers in it")
     dim = int(q.shape[2])
-    if dim % 16 or dim_v % 16 or not 0 < dim_v < dim:
+    if dim % UNIT or dim_v % UNIT or not 0 < dim_v < dim:
         raise error("attention-shape", f"dim {dim} and dim_v {dim_v}", found=f"dim {dim}, dim_v {dim_v}",
-                    expected="dim and dim_v multiples of 16, dim_v < dim", hint="pad with zeros")
+                    expected=f"dim and dim_v multiples of {UNIT}, dim_v < dim", hint="pad with zeros")
     return MlaForm(int(q.shape[1]), 1, dim_v, dim - dim_v, None, type_name(q), type_name(q), 0, False, True)

@@ -69,6 +69,7 @@ class Access:
     span: Any
     lanes: int = 32  # lanes of a warp whose address is used
     signals: Buffer | None = None  # mbarrier that signals its completion (TMA loads)
+    counted: AddressOf | None = None  # the mbarrier that counts its bytes
     by_wgmma: bool = False  # an asynchronous access that wgmma makes; the others are those of cp.async
     matrix: Matrix | None = None  # the operand, where wgmma reads it
 

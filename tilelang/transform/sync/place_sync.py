@@ -312,7 +312,7 @@ class _Flow:
                 a = e.access
                 if age is None and (a.writes or b.writes) and (
                         a.buffer.data is data or a.buffer.data in shared) and self.t.collide(e.access, b, e.how) and not (
-                            a.signals is not None and a.signals is b.signals and e.how == _HERE):  # boxes of one load
+                            a.counted is not None and a.counted.same(b.counted) and e.how == _HERE):  # boxes of one load
                     found = True
                     p.for_shared |= b.is_shared and must_be_placed(e.access, b, self.t.divergence)
                     if p.for_shared or self.checking and not p.never:

@@ -118,12 +118,13 @@ class TreeBuilder:
         update = update_of(e.node, s) if e.mode == "atomic" and isinstance(e.node, Call) else None
         if e.storage in self.overlapping:  # wherever each of them lies
             return Access(_ANYWHERE, e.reads, e.writes, update, None, 1, loops, conds, False, getattr(e.node, "span", None))
-        indices, width, lanes, is_async, signals = e.indices, 1, 32, False, None
+        indices, width, lanes, is_async, signals, counted = e.indices, 1, 32, False, None, None
         node = e.node
         if isinstance(node, Call):
             width, lanes, known = _extent(node, b)
             is_async = node.op in ("cp_async", "wgmma_descriptor") or node.op == "tma_load" and bool(node.options.in_group)
-            signals = _signalled(node) if e.writes else None
+            counted = _counted(node) if e.writes else None
+            signals = counted.buffer if counted is not None and tuple(counted.buffer.shape) == (1,) else None
             if not known:
                 indices = None
         elif isinstance(node, (Load, Store)) and indices and isinstance(indices[-1], Ramp):
@@ -135,7 +136,7 @@ class TreeBuilder:
         if indices is not None and any(i.dtype.lanes > 1 for i in indices[:-1]):
             indices = None
         return Access(b, e.reads, e.writes, update, indices, width, loops, conds, is_async,
-                      getattr(node, "span", None), lanes, signals,
+                      getattr(node, "span", None), lanes, signals, counted,
                       isinstance(node, Call) and node.op == "wgmma_descriptor", _matrix(s, node))
 
 
@@ -145,12 +146,11 @@ def _matrix(s: Stmt, node: Any) -> Matrix | None:
     return Matrix(c, node) if c is not None and c.op == "wgmma" and any(a is node for a in c.args) else None
 
 
-def _signalled(c: Call) -> Buffer | None:
-    """The mbarrier that a TMA copy signals, if its buffer holds only that one."""
+def _counted(c: Call) -> AddressOf | None:
+    """The mbarrier that counts the bytes of a TMA copy."""
     if c.op not in ("tma_load", "bulk_load"):
         return None
-    return next((a.buffer for a in c.args if isinstance(a, AddressOf) and a.buffer.scope_name == BARRIER and
-                 tuple(a.buffer.shape) == (1,)), None)
+    return next((a for a in c.args if isinstance(a, AddressOf) and a.buffer.scope_name == BARRIER), None)
 
 
 def _extent(c: Call, b: Buffer) -> tuple[int, int, bool]:
