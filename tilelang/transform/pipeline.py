@@ -102,7 +102,6 @@ DEVICE_PASSES = _passes(
     "memory.reuse_shared_memory",  # after lowering, which allocates buffers; before place_sync: shared bytes need barriers
     "sync.place_sync",  # THREADS_BOUND -> SYNCED; after lowering: it needs every access of every thread
     "registers.fetch_ahead",  # after place_sync, whose barriers it moves
-    "memory.flatten",
     "memory.plan_shared_memory",  # SYNCED -> DEVICE; its reuse of memory needs the barriers
     "memory.simplify:lane_quotients",  # before simplify, which cleans up its results
     "memory.simplify",

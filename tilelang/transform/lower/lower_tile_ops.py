@@ -18,7 +18,7 @@ from tilelang import errors
 from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Load,
                          Parallel, Seq, Stmt, Store, TileOp, Var, While, binary, call, cast, const, contains, convert, dtype,
                          each_register, free_vars, fresh, rebuild, replace, rewrite_launches, seq, walk, with_options, EMPTY,
-                         FRAGMENT, SHARED)
+                         FRAGMENT, PRIVATE, SHARED)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.ops.distribute import Distribution, counting
 from tilelang.target.warp_groups import GROUP, WARP_LANES, warps_of
@@ -269,7 +269,9 @@ class Lowering:
             return seq(replace(s, buffer=local), zeros if s.buffer.data in self.buffers.padded else None)
         if scope in SHARED:
             return replace(s, buffer=self.buffers.shared_of(s.buffer))
-        return s if s.init is None else replace(s, init=self.expr(s.init))
+        own = self.buffers.row_of(s.buffer) if scope in PRIVATE else s.buffer
+        return s if s.init is None and own is s.buffer else replace(
+            s, buffer=own, init=None if s.init is None else self.expr(s.init))
 
     # ---- called by ops ----------------------------------------------------------------------------------------------
 

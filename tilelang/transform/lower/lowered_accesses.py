@@ -11,7 +11,8 @@ from tilelang import errors
 from tilelang.arith import Analyzer, known_divisor
 from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Evaluate, Expr, Func, If, Launch, Load, Ramp, Select, Shuffle,
                          Stmt, Store, Var, binary, cast, const, contains, convert, fresh, is_const, load, ramp, rebuild,
-                         replace, seq, substitute, walk, with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED, STATIC)
+                         replace, seq, substitute, walk, with_options, DYNAMIC, FRAGMENT, GLOBAL, PRIVATE,
+                         SHARED, STATIC)
 from tilelang.ops.distribute import conjunction, index_values
 
 from ..analysis.distributed_loop import Loop
@@ -252,6 +253,8 @@ class LoweredAccesses:
             return storage, (simplify(at) if isinstance(at, Expr) else const(int(at)),)
         if buffer.scope_name == FRAGMENT:
             return self.fragment(buffer, indices, False)
+        if buffer.scope_name in PRIVATE and buffer.ndim != 1:
+            return self.buffers.row_of(buffer), (_in_row(indices, buffer.strides),)
         return buffer, indices
 
     def guard(self, buffer: Buffer, indices: tuple[Expr, ...], width: int = 1, inside: bool = False) -> Expr | None:
@@ -273,3 +276,14 @@ class LoweredAccesses:
             low = None if self.known.analyzer.can_prove(indices[-1] >= 0) else indices[-1] >= 0
             return conjunction(low, bounds_guard(self.known.analyzer, buffer.shape, indices, buffer.ndim - 1))
         return bounds_guard(self.known.analyzer, buffer.shape, indices)
+
+
+def _in_row(indices: tuple[Expr, ...], strides: tuple[Any, ...]) -> Expr:
+    """The place of an element in rows that follow each other; a vector along the last dimension stays one."""
+    last = indices[-1] if indices else None
+    if isinstance(last, Ramp) and is_const(last.stride, 1):
+        return ramp(_in_row((*indices[:-1], last.base), strides), last.lanes)
+    out: Expr = const(0)
+    for i, n in zip(indices, strides):
+        out = out + (i if is_const(n, 1) else i * n)
+    return out

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (AddressOf, Alloc, Buffer, BufferFacts, Call, Expr, Launch, Stmt, Var, cast, const, dtype, seq, walk,
-                         with_options, DYNAMIC, FRAGMENT, LOCAL, SHARED)
+from tilelang.ir import (AddressOf, Alloc, Buffer, BufferFacts, Call, Expr, Launch, Stmt, Var, cast, const, dtype, replace, seq,
+                         walk, with_options, DYNAMIC, FRAGMENT, LOCAL, SHARED)
 from tilelang.layout import RowMajor, linear_layout, swizzled_layout
 from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.gemm.mma import padded_operands
@@ -83,6 +84,14 @@ class LoweredBuffers:
                 got = with_options(got, align=max(got.facts.align, self.aligned[buffer.data]))
             self.lowered[buffer] = got
         return got
+
+    def row_of(self, buffer: Buffer) -> Buffer:
+        """The array of one dimension that holds a thread's own array, row after row."""
+        if buffer.ndim == 1:
+            return buffer
+        if buffer not in self.lowered:
+            self.lowered[buffer] = replace(buffer, shape=(prod(buffer.shape),), strides_=None)
+        return self.lowered[buffer]
 
     def new_local(self, name: str, size: int, dt: Any) -> Buffer:
         out = Buffer(name, (size,), dtype(dt), LOCAL, facts=BufferFacts(align=16))
