@@ -28,6 +28,7 @@ from tilelang.ir.evaluate import evaluate
 from tilelang.ir.record import record
 
 from .guards import conjuncts
+from .vectorize import stride_along
 
 POINTS = 1 << 18  # iterations that are counted through at most
 _VALUES = 512  # values of outer variables that are counted through at most
@@ -415,17 +416,8 @@ class _Equations:
 
 def alone(indices: Iterable[Expr], among: Set[Var]) -> set[Var]:
     """The variables of `among` that stand alone in one of the indices, with any offset."""
-    mine = ((i, free_vars(i) & among) for i in indices)
-    return {v for i, found in mine if len(found) == 1 for v in found if steps(i, v)}
-
-
-def steps(e: Expr, v: Var) -> bool:
-    """Whether e is v plus a term that does not depend on v."""
-    if e is v:
-        return True
-    if isinstance(e, Binary) and e.op in ("add", "sub"):
-        return v not in free_vars(e.b) and steps(e.a, v) or e.op == "add" and v not in free_vars(e.a) and steps(e.b, v)
-    return False
+    a, mine = Analyzer(), ((i, free_vars(i) & among) for i in indices)
+    return {v for i, found in mine if len(found) == 1 for v in found if stride_along(i, v, a) == 1}
 
 
 def _flat(p: Place) -> Expr:

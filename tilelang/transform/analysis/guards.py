@@ -5,13 +5,13 @@ Values that T.assume names are checked by the host at every call, so proofs may 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
-from tilelang.arith import Analyzer, LaunchFacts, bound_to, extent_bounds
+from tilelang.arith import Analyzer, LaunchFacts, bound_to, extent_bounds, lane_of
 from tilelang.arith.flat_index import widened
-from tilelang.ir import (Assert, Binary, Bind, Broadcast, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load, Node,
-                         Parallel, Ramp, Seq, Shuffle, Stmt, Unary, Var, binary, cast, const, contains, free_vars, inner,
+from tilelang.ir import (Assert, Binary, Bind, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load, Node,
+                         Parallel, Ramp, Seq, Stmt, Unary, Var, binary, cast, const, contains, free_vars, inner,
                          logical, remember, replace, substitute, unary, walk, ways, with_inner)
 
 
@@ -27,6 +27,15 @@ def conjuncts(cond: Expr, holds: bool = True) -> list[tuple[Expr, bool]]:
 def operands(e: Expr, op: str) -> list[Expr]:
     """The operands of nested `op`."""
     return [*operands(e.a, op), *operands(e.b, op)] if isinstance(e, Binary) and e.op == op else [e]
+
+
+def summands(e: Expr, added: bool = True) -> Iterator[tuple[Expr, bool]]:
+    """The terms of nested sums and differences, and whether each is added."""
+    if isinstance(e, Binary) and e.op in ("add", "sub"):
+        yield from summands(e.a, added)
+        yield from summands(e.b, added == (e.op == "add"))
+    else:
+        yield e, added
 
 
 def bounds_guard(analyzer: Analyzer, shape: tuple[Any, ...], indices: tuple[Expr, ...], skip: int | None = None) -> Expr | None:
@@ -50,14 +59,7 @@ def bounds_guard(analyzer: Analyzer, shape: tuple[Any, ...], indices: tuple[Expr
 def vector_lanes_of(indices: tuple[Expr, ...]) -> list[tuple[Expr, ...]]:
     """The scalar indices of each lane of a vector access; empty when no index is a vector."""
     lanes = max((i.dtype.lanes for i in indices), default=1)
-
-    def at(index: Expr, k: int) -> Expr:
-        if isinstance(index, Ramp):
-            return binary("add", index.base, binary("mul", index.stride, const(k, index.stride.dtype)))
-        return index.value if isinstance(index, Broadcast) else \
-            index if index.dtype.lanes == 1 else Shuffle((index,), (k,), index.dtype.scalar)
-
-    return [tuple(at(i, k) for i in indices) for k in range(lanes)] if lanes > 1 else []
+    return [tuple(lane_of(i, k) for i in indices) for k in range(lanes)] if lanes > 1 else []
 
 
 def tile_indices(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:

@@ -167,10 +167,10 @@ def _rows(e: Effect) -> tuple[int, int] | None:
 
 def filled(p: Parallel) -> set[Var]:
     """Storages of which a parallel loop certainly stores every element: `S[i, j] = …` over the whole shape."""
+    sizes = dict(zip(p.vars, p.extents))
     return {s.buffer.data for s in map(select_stores, stmts_of(p.body))
-            if isinstance(s, Store) and len(s.indices) == len(p.vars) == len(s.buffer.shape)
-            and all(i is v and isinstance(d, int) and is_const(e, d)
-                    for i, v, e, d in zip(s.indices, p.vars, p.extents, s.buffer.shape))}
+            if isinstance(s, Store) and len(s.indices) == len(p.vars) and {*s.indices} == {*p.vars}
+            and all(isinstance(n, int) and is_const(sizes[i], n) for i, n in zip(s.indices, s.buffer.shape))}  # type: ignore
 
 
 def has_views(buffer: Buffer, root: Stmt) -> bool:

@@ -157,14 +157,21 @@ def select_stores(body: Stmt) -> Stmt:
 def copied(value: Expr) -> tuple[tuple[Expr, ...], Expr]:
     """(conditions, source) of a value that is a source under conditions, otherwise zero."""
     conds: list[Expr] = []
-    while isinstance(value, Select) and (_is_zero(value.a) or _is_zero(value.b)):
-        cond, value = (value.cond, value.a) if _is_zero(value.b) else (unary("not", value.cond), value.b)
+    while isinstance(value, Select) and (is_zero(value.a) or is_zero(value.b)):
+        cond, value = (value.cond, value.a) if is_zero(value.b) else (unary("not", value.cond), value.b)
         conds.append(cond)
     return tuple(conds), value
 
 
-def _is_zero(e: Expr) -> bool:
+def is_zero(e: Expr) -> bool:
+    """Whether a value is +0."""
     return isinstance(e, Const) and e.value == 0 and not str(e.value).startswith("-")
+
+
+def is_positive(extent: Any) -> bool:
+    """Whether a loop surely has iterations."""
+    n = getattr(extent, "value", extent)
+    return isinstance(n, int) and n > 0
 
 
 def drop_continue(body: Stmt) -> Stmt:

@@ -18,6 +18,7 @@ from tilelang.ir import (COMPARISONS, AddressOf, Binary, Bind, Buffer, Call, Cas
                          free_vars, inner, leaves, remember, substitute, walk, GLOBAL, PRIVATE)
 
 from ..analysis.guards import conjuncts
+from ..analysis.statements import is_positive
 from ..framework.pass_ import TILE, PassContext, pass_
 
 errors.register("out-of-bounds", IndexError, "a program certainly accesses memory outside the shape of its buffer",
@@ -57,7 +58,7 @@ class _Places:
 
     def __init__(self, launch: Launch, params: Any, tensors: dict[Var, list[errors.TileLangError]], inside: set[Var]) -> None:
         self.facts = LaunchFacts(launch, params)
-        self.swept = {*launch.thread_vars, *(v for v, n in zip(launch.block_vars, launch.grid) if _positive(n))}
+        self.swept = {*launch.thread_vars, *(v for v, n in zip(launch.block_vars, launch.grid) if is_positive(n))}
         self.values: dict[Var, Expr] = {}
         self.opaque: set[Var] = set()
         self.serial: set[Var] = set()
@@ -103,7 +104,7 @@ class _Places:
         names, extents = ((s.var,), (s.extent,)) if isinstance(s, For) else (s.vars, s.extents)
         if any(isinstance(n, Const) and n.value <= 0 for n in map(convert, extents)):
             return
-        whole = all(map(_positive, extents))
+        whole = all(map(is_positive, extents))
         if isinstance(s, For):
             self.facts.enter_loop(s)
             self.serial.add(s.var)
@@ -222,7 +223,3 @@ def is_bound(cond: Expr, holds: bool) -> bool:
     return isinstance(cond, Binary) and cond.op in COMPARISONS and cond.op != ("ne" if holds else "eq") and \
         len(free_vars(cond)) == 1 and all(
             isinstance(x, (Var, Const)) or isinstance(x, Binary) and x.op in ("add", "sub", *COMPARISONS) for x in walk(cond))
-
-
-def _positive(n: Any) -> bool:
-    return isinstance(n, Const) and int(n.value) > 0 or isinstance(n, int) and n > 0

@@ -16,6 +16,7 @@ from tilelang.target.cpu_launch import (CpuLaunch, NullCheck, WarpRoleCode, Warp
 from tilelang.target.shared_space import SharedSpace, shared_space
 from tilelang.target.thread_calls import ASSERTION, EXCHANGES, MATRIX_CALLS
 
+from ..analysis.statements import is_positive
 from ..framework.pass_ import CPU, TILE, PassContext, pass_
 from .mask_divergent import mask_divergent
 from .split_warp_roles import needs_coroutines, split_warp_roles
@@ -218,11 +219,11 @@ def _first(v: Var, stmts: tuple[Stmt, ...]) -> tuple[Buffer, Any] | None:
             case Seq():
                 found = _first(v, s.stmts)
             case For() | Parallel():
-                if all(map(_is_positive, (s.extent,) if isinstance(s, For) else s.extents)):
+                if all(map(is_positive, (s.extent,) if isinstance(s, For) else s.extents)):
                     found = _first(v, (s.body,))
             case TileOp():
                 touched = [a.region for a in s.accesses() if a.region.buffer.data is v]  # type: ignore[attr-defined]
-                found = next(((r.buffer, s.span) for r in touched if all(map(_is_positive, r.extents))), None)
+                found = next(((r.buffer, s.span) for r in touched if all(map(is_positive, r.extents))), None)
             case Store() if s.buffer.data is v:
                 found = s.buffer, s.span
             case If() | Bind() | Evaluate() | Store():
@@ -233,12 +234,6 @@ def _first(v: Var, stmts: tuple[Stmt, ...]) -> tuple[Buffer, Any] | None:
                for x in walk(s)):
             return None
     return None
-
-
-def _is_positive(extent: Any) -> bool:
-    """Whether a loop surely has iterations."""
-    n = getattr(extent, "value", extent)
-    return isinstance(n, int) and n > 0
 
 
 def _of_expr(v: Var, e: Node, s: Stmt) -> tuple[Buffer, Any] | None:

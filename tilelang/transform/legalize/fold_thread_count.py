@@ -15,7 +15,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (Bind, Buffer, Call, Const, Expr, For, If, Launch, Load, Node, Parallel, Seq, Stmt, Store, TileOp, Var,
-                         While, children, rebuild, replace, seq, walk, with_inner, EMPTY, LOCAL, VARIABLE)
+                         While, contains, rebuild, replace, seq, walk, with_inner, EMPTY, LOCAL, VARIABLE)
 from tilelang.ir.visitor import mapped
 from tilelang.target.thread_calls import COUNTS_THREADS, PER_THREAD
 from tilelang.target.warp_groups import WARP_LANES, warps_of
@@ -68,7 +68,7 @@ class _Settled:
                     new.append(self.stmt(x, a))
                     if isinstance(x, Bind) and _names_threads(x.value, self.of_threads):
                         self.of_threads.add(x.var)
-                        if x.var.dtype.is_int and x.var.dtype.lanes == 1 and not _reads(x.value):
+                        if x.var.dtype.is_int and x.var.dtype.lanes == 1 and not contains(x.value, Load, Call):
                             a = a.bind(x.var, *a.interval(x.value))
                 return s if all(x is y for x, y in zip(new, s.stmts)) else seq(*new, span=s.span)
             case For() | While():
@@ -81,7 +81,7 @@ class _Settled:
 
     def branch(self, s: If, a: Analyzer) -> Stmt:
         of_threads = _names_threads(s.cond, self.of_threads)
-        if of_threads and not _reads(s.cond):
+        if of_threads and not contains(s.cond, Load, Call):
             cond = a.simplify(s.cond)
             if isinstance(cond, Const):
                 part = s.then if cond.value else s.orelse
@@ -104,13 +104,8 @@ class _Settled:
             return mapped(lambda x: self.work(x, a), n)
         if not isinstance(n, Node) or isinstance(n, (Buffer, Const)) or not _names_threads(n, self.of_threads):
             return n
-        if isinstance(n, Expr) and n.dtype.is_int and n.dtype.lanes == 1 and not _reads(n):
+        if isinstance(n, Expr) and n.dtype.is_int and n.dtype.lanes == 1 and not contains(n, Load, Call):
             low, high = a.interval(n)
             if low is not None and low == high:
                 return Const(low, n.dtype, span=n.span)
         return rebuild(n, lambda x: self.work(x, a))
-
-
-def _reads(e: Node) -> bool:
-    """Whether a value depends on memory or on calls."""
-    return isinstance(e, (Load, Call)) or any(_reads(x) for x in children(e) if not isinstance(x, Buffer))

@@ -33,7 +33,7 @@ from ..analysis.divergence import Divergence
 from ..analysis.effects import effects, expr_effects, hangs_on_threads
 from ..analysis.guards import operands, with_ranges
 from ..framework.pass_ import TILE, PassContext, pass_
-from ..analysis.statements import rename
+from ..analysis.statements import is_zero, rename
 
 LEAST_POINTS = 512  # points of a loop from which a test pays
 _CORNERS = {"lt": 1, "le": 1, "gt": -1, "ge": -1}  # a op b is tightest where this * (a - b) is largest
@@ -93,7 +93,7 @@ class _Masks:
         def old(e: Expr) -> bool:
             return isinstance(e, Load) and e.buffer is store.buffer and e.indices == store.indices
 
-        turned = old(value.b) or _zero(value.b)  # whether the "else" side is the one that unmasked elements take
+        turned = old(value.b) or is_zero(value.b)  # whether the "else" side is the one that unmasked elements take
         plain, other = (value.b, value.a) if turned else (value.a, value.b)
         # One condition may guard a load in the next one against an illegal address.
         if old(plain) and not any(isinstance(x, (Load, Call)) for e in (other, value.cond) for x in walk(e)):
@@ -242,20 +242,16 @@ def _cleared(stmts: list[Stmt]) -> list[Stmt]:
 
 def _zeros(s: Any) -> tuple[Buffer, Expr, Stmt] | None:
     """(fragment, condition under which s only fills it with zeros, what s does otherwise)."""
-    if isinstance(s, Fill) and _zero(s.value) and s.dst.is_full and s.dst.buffer.scope_name == FRAGMENT:
+    if isinstance(s, Fill) and is_zero(s.value) and s.dst.is_full and s.dst.buffer.scope_name == FRAGMENT:
         return s.dst.buffer, TRUE, EMPTY
     if isinstance(s, If) and isinstance(s.then, Parallel) and s.orelse is not None:
         got = _zeros(s.then)
         covered = {e.storage for e in effects(s.orelse) if e.writes}
         if got is not None and got[1] is TRUE and covered == {got[0].data}:
             return got[0], s.cond, If(_negated(s.cond), s.orelse, span=s.span)
-    if isinstance(s, Parallel) and isinstance(s.body, Store) and _zero(s.body.value):
+    if isinstance(s, Parallel) and isinstance(s.body, Store) and is_zero(s.body.value):
         b = s.body.buffer
         whole = s.body.indices == s.vars and all(is_const(e, n) for e, n in zip(s.extents, b.shape))
         if whole and b.scope_name == FRAGMENT:
             return b, TRUE, EMPTY
     return None
-
-
-def _zero(e: Expr) -> bool:
-    return isinstance(e, Const) and e.value == 0 and math.copysign(1.0, float(e.value)) > 0

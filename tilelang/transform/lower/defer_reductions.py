@@ -37,6 +37,7 @@ from tilelang.target import is_pure
 
 from ..analysis.divergence import Divergence
 from ..analysis.effects import Effect, effects, own_effects
+from ..analysis.guards import summands
 from ..framework.pass_ import TILE, PassContext, pass_
 
 WARP = 32
@@ -161,7 +162,7 @@ class _Accumulations:
         whole = {b for s in stores if s is not mine[0] for e in (s.value, *s.indices) for b in _read(e)}
         changed = {s.buffer.data for s in stores}
         parts: set[Buffer] = set()
-        for term in _terms(mine[0].value):
+        for term, _ in summands(mine[0].value):
             factors, divisors = _factors(term)
             held = [x for x in factors if isinstance(x, Load) and x.indices == loop.vars and (
                 x.buffer is total or x.buffer.data not in changed and self._is_lane_reduction(x.buffer, layout))]
@@ -254,15 +255,6 @@ def _in_lanes(layout: Fragment) -> bool:
     own = [m for ms in layout.modes for m in ms if m.to == THREAD]
     threads = 1 + sum((m.size - 1) * m.stride for m in (*own, *layout.copies))
     return bool(split_at_warp(list(layout.copies), WARP)[0]) and threads <= layout.threads // WARP * WARP
-
-
-def _terms(e: Expr) -> Iterator[Expr]:
-    """The summands of nested additions and subtractions."""
-    if isinstance(e, Binary) and e.op in ("add", "sub"):
-        yield from _terms(e.a)
-        yield from _terms(e.b)
-    else:
-        yield e
 
 
 def _factors(e: Expr) -> tuple[list[Expr], list[Expr]]:

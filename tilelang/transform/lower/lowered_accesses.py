@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.arith import Analyzer, known_divisor
+from tilelang.arith import Analyzer, flat_index, known_divisor, vector_base
 from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Evaluate, Expr, Func, If, Launch, Load, Ramp, Select, Shuffle,
                          Stmt, Store, Var, binary, cast, const, contains, convert, fresh, is_const, load, ramp, rebuild,
                          replace, seq, substitute, walk, with_options, DYNAMIC, FRAGMENT, GLOBAL, PRIVATE,
@@ -254,7 +254,9 @@ class LoweredAccesses:
         if buffer.scope_name == FRAGMENT:
             return self.fragment(buffer, indices, False)
         if buffer.scope_name in PRIVATE and buffer.ndim != 1:
-            return self.buffers.row_of(buffer), (_in_row(indices, buffer.strides),)
+            whole, first = replace(buffer, offset=0), vector_base(buffer, indices) if indices else None
+            at = flat_index(whole, first or indices)
+            return self.buffers.row_of(buffer), (at if first is None else ramp(at, indices[-1].dtype.lanes),)
         return buffer, indices
 
     def guard(self, buffer: Buffer, indices: tuple[Expr, ...], width: int = 1, inside: bool = False) -> Expr | None:
@@ -276,14 +278,3 @@ class LoweredAccesses:
             low = None if self.known.analyzer.can_prove(indices[-1] >= 0) else indices[-1] >= 0
             return conjunction(low, bounds_guard(self.known.analyzer, buffer.shape, indices, buffer.ndim - 1))
         return bounds_guard(self.known.analyzer, buffer.shape, indices)
-
-
-def _in_row(indices: tuple[Expr, ...], strides: tuple[Any, ...]) -> Expr:
-    """The place of an element in rows that follow each other; a vector along the last dimension stays one."""
-    last = indices[-1] if indices else None
-    if isinstance(last, Ramp) and is_const(last.stride, 1):
-        return ramp(_in_row((*indices[:-1], last.base), strides), last.lanes)
-    out: Expr = const(0)
-    for i, n in zip(indices, strides):
-        out = out + (i if is_const(n, 1) else i * n)
-    return out

@@ -28,6 +28,7 @@ from tilelang.ops.copy import Copy
 from tilelang.ops.reduce import Reduce
 from tilelang.target.rounded_functions import ALLOWED, MOST_WEIGHT, SCALED_TANH, without_factors
 
+from ..analysis.liveness import filled
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 
@@ -73,7 +74,7 @@ class _Demands:
 
     def __init__(self) -> None:
         self.of: dict[Var, Demand] = {}
-        self.filled: list[Var] = []
+        self.filled: set[Var] = set()
 
     def join(self, key: Var, d: Demand) -> None:
         old = self.of.get(key, Demand())
@@ -101,7 +102,7 @@ class _Demands:
             case For():
                 return replace(s, body=self.repeated(s.body))
             case Parallel():
-                outer, self.filled = self.filled, _filled(s)
+                outer, self.filled = self.filled, filled(s)
                 body = self.before(s.body)
                 self.filled = outer
                 return replace(s, body=body)
@@ -249,14 +250,3 @@ def _threshold(e: Binary) -> str | None:
         if limit is not None and abs(limit) >= 1 and isinstance(x, Binary) and x.op == "sub":
             return side
     return None
-
-
-def _filled(s: Parallel) -> list[Var]:
-    """The storages that a loop stores as a whole, each by one statement that every iteration executes."""
-    out = []
-    for x in s.body.stmts if isinstance(s.body, Seq) else (s.body,):
-        if isinstance(x, Store) and len(x.indices) == len(s.vars) and {*x.indices} == {*s.vars}:
-            at: dict[Any, Expr] = dict(zip(s.vars, s.extents))
-            if all(isinstance(n, Const) and n.value == m for n, m in zip((at[i] for i in x.indices), x.buffer.shape)):
-                out.append(x.buffer.data)
-    return out

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from tilelang.arith import known_divisor, launch_analyzer, simplify_stmt, value_scalars
 from tilelang.ir import (Binary, Bind, Call, Cast, Const, Expr, For, Func, Launch, Load, Var, binary, cast, const, contains,
                          free_vars, int_range, is_large, replace, rewrite, substitute, walk)
 
+from ..analysis.guards import summands
 from ..framework.pass_ import DEVICE, PassContext, pass_
 
 
@@ -59,7 +59,7 @@ def lane_quotients(launch: Launch, cx: PassContext) -> Launch:
         """The quotient or remainder without the lane in its dividend; None where it cannot be rewritten."""
         if not _divides(x):
             return None
-        terms, c = list(_terms(substitute(x.a, sums))), x.b.value  # type: ignore[attr-defined]
+        terms, c = list(summands(substitute(x.a, sums))), x.b.value  # type: ignore[attr-defined]
         split = [known_divisor(t, divisors, analyzer) % c == 0 for t, _ in terms]
         multiple, rest = (_total([t for t, m in zip(terms, split) if m == side], x.dtype) for side in (True, False))
         bound = any(m and isinstance(t, Var) and t in divisors for (t, _), m in zip(terms, split))
@@ -87,7 +87,7 @@ def lane_quotients(launch: Launch, cx: PassContext) -> Launch:
             return None
         total = substitute(x.value, sums)
         sides: list[Expr] = [const(0, total.dtype)] * 2
-        for t, added in _terms(total):
+        for t, added in summands(total):
             own = isinstance(t, Const) or lanes >= {*free_vars(t)}
             sides[own] = binary("add" if added else "sub", sides[own], t)
         if contains(total, Load, Call) or any(not free_vars(e) for e in sides):
@@ -108,17 +108,8 @@ def _divides(x: Any) -> bool:
 
 
 def _total(terms: list[tuple[Any, bool]], dt: Any) -> Expr:
-    """The sum of terms, as `_terms` yields them."""
+    """The sum of terms, as `summands` yields them."""
     out: Expr = const(0, dt)
     for t, added in terms:
         out = binary("add" if added else "sub", out, t)
     return out
-
-
-def _terms(e: Expr, added: bool = True) -> Iterator[tuple[Any, bool]]:
-    """The terms of a sum, and whether each is added."""
-    if isinstance(e, Binary) and e.op in ("add", "sub"):
-        yield from _terms(e.a, added)
-        yield from _terms(e.b, added == (e.op == "add"))
-    else:
-        yield e, added
