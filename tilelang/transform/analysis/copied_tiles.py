@@ -11,8 +11,7 @@ from tilelang.layout.views import RowMajor
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import is_tf32
 
-from ..framework.config import PassConfigKey
-from ..framework.pass_ import PassContext
+from ..framework.pass_ import PassConfigKey, PassContext
 from .effects import effects
 from .statements import copied, inline_index_binds, select_stores
 from .pipeline_loops import Item

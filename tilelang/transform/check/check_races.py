@@ -22,8 +22,7 @@ from tilelang.ir import (Bind, Break, Call, Const, Continue, Expr, For, Func, If
 
 from ..analysis.disjoint import Iterations, alone
 from ..analysis.statements import drop_continue
-from ..framework.config import PassConfigKey
-from ..framework.pass_ import TILE, PassContext, pass_
+from ..framework.pass_ import TILE, PassConfigKey, PassContext, pass_
 
 log = logging.getLogger("tilelang.transform")
 register("parallel-overwrite", ValueError, "two T.Parallel iterations store different values in one element",

@@ -9,8 +9,7 @@ from tilelang.ir import Bind, Call, Expr, For, If, Launch, Var, While, free_vars
 from tilelang.ir.record import state
 
 from ..analysis.effects import own_effects
-from ..framework.config import PassConfigKey
-from ..framework.pass_ import TILE, PassContext, pass_
+from ..framework.pass_ import TILE, PassConfigKey, PassContext, pass_
 
 register("rank-order", RuntimeError, "ranks store a tile on each other and read it without a signal",
          "T.signal(flag, rank=r) follows the store and T.wait_ge(flag, n) precedes the read, or T.barrier_all stands between",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from tilelang.errors import error, register
 from tilelang.ir import Launch, with_options
 
-from ..framework.config import PassConfigKey
-from ..framework.pass_ import DEVICE, PassContext, pass_
+from ..framework.pass_ import DEVICE, PassConfigKey, PassContext, pass_
 from ..verify_sync.launch import Fault, check_launch
 
 EXPECTED = "a barrier between two accesses by different threads"

@@ -211,4 +211,5 @@ def _target_facts(target: Any) -> dict[str, Any] | None:
     return {"kind": str(kind), **arch, **{k: list(v) if isinstance(v, tuple) else v for k, v in target.options}}
 
 
-__all__ = ["CPU", "DEVICE", "PHASES", "SYNCED", "THREADS_BOUND", "TILE", "PassContext", "pass_", "run_passes", "save_report"]
+__all__ = ["CPU", "DEVICE", "PHASES", "SYNCED", "THREADS_BOUND", "TILE", "PassConfigKey", "PassContext", "pass_", "run_passes",
+           "save_report"]

@@ -27,10 +27,9 @@ from tilelang.layout import Fragment, Layout, replicated_fragment, row_fragment,
 from tilelang.ops import Gemm, Reduce
 from tilelang.ops.layouts import spread
 
-from ..framework.config import PassConfigKey
 from .layout_uses import Uses, at_line, seen_as
 from .loop_layouts import Loop, with_registers, Touch, over_loops, projected, usable, rereads, spread_thin
-from ..framework.pass_ import TILE, PassContext, pass_
+from ..framework.pass_ import TILE, PassConfigKey, PassContext, pass_
 from .shared_layouts import Access, choose_shared_layout, memory_accesses, vector_elements
 from .strict_layouts import StrictLayouts
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilelang.ir import (Buffer, For, Func, Launch, Stmt, Var, While, inner, replace, rewrite_launches, rewrite_stmts, walk,
+from tilelang.ir import (Buffer, For, Func, Launch, Stmt, Var, While, inner, replace, rewrite, rewrite_launches, walk,
                          with_options)
 
-from ..framework.config import PassConfigKey
 from ..analysis.effects import Effect, own_effects
-from ..framework.pass_ import TILE, PassContext, pass_
+from ..framework.pass_ import TILE, PassConfigKey, PassContext, pass_
 from ..analysis.pipeline_loops import is_pipelined
 
 
@@ -60,18 +59,13 @@ def keep_order(func: Func, cx: PassContext) -> Func:
     def serial(launch: Launch) -> Launch | None:
         found = _free_pairs(func, launch, bool(cx.option(PassConfigKey.TIR_NOALIAS)))
         them = tuple({b: None for pair in found for b in pair})
-        return with_options(replace(launch, body=_serial(launch.body)), overlapping=them) if found else None
+        return with_options(replace(launch, body=rewrite(launch.body, _serial, For)), overlapping=them) if found else None
 
     return rewrite_launches(func, serial)  # type: ignore[no-any-return]
 
 
-def _serial(body: Stmt) -> Stmt:
-    def loop(s: Stmt) -> Stmt | None:
-        if not isinstance(s, For) or not is_pipelined(s):
-            return None
-        return For(s.var, s.start, s.extent, "serial", _serial(s.body), span=s.span)
-
-    return rewrite_stmts(body, loop)
+def _serial(s: For) -> Stmt | None:
+    return For(s.var, s.start, s.extent, "serial", s.body, span=s.span) if is_pipelined(s) else None
 
 
 def _free_pairs(func: Func, launch: Launch, noalias: bool) -> list[tuple[Buffer, Buffer]]:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tilelang.arith import divisible
-from tilelang.ir import (Alloc, Buffer, Expr, Func, Launch, Region, Stmt, convert, region_of, replace, rewrite,
+from tilelang.ir import (Alloc, Buffer, Expr, Func, Launch, Region, Stmt, convert, do, region_of, replace, rewrite,
                          rewrite_launches, seq, stmts_of, substitute, walk, with_options, GLOBAL, SHARED)
 from tilelang.layout import Layout, box_width, linear_layout, swizzled_box_layout
 from tilelang.layout.swizzled_boxes import WIDTHS
@@ -15,7 +15,6 @@ from tilelang.ops.tma_copy import is_row
 from tilelang.ops.tma_boxes import copied_tile
 from tilelang.target.tensor_map import STRIDE_ALIGN
 
-from ..analysis.statements import do
 from ..analysis.vectorize import bound_divisors
 from ..framework.pass_ import TILE, PassContext, pass_
 

@@ -26,8 +26,7 @@ from tilelang.target.wgmma import WGMMA_ROWS
 
 from ..analysis.effects import effects
 from ..analysis.pipeline_loops import inner_loops, is_load, ring_stages
-from ..framework.config import PassConfigKey
-from ..framework.pass_ import TILE, PassContext, pass_
+from ..framework.pass_ import TILE, PassConfigKey, PassContext, pass_
 from .hopper_features import hopper
 
 

@@ -10,8 +10,7 @@ from tilelang.ir import Alloc, Bind, Buffer, For, Launch, Load, contains, free_v
 from tilelang.ir.record import record
 
 from ..analysis.effects import effects
-from ..framework.config import PassConfigKey
-from ..framework.pass_ import PassContext
+from ..framework.pass_ import PassConfigKey, PassContext
 
 
 @record

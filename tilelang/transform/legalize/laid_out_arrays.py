@@ -16,8 +16,7 @@ from tilelang.ops.pairing import TileLoops, lower_elementwise
 from tilelang.target.device_functions import EXTERNS
 
 from ..analysis.guards import bounds_guard, promised, with_ranges
-from ..framework.config import PassConfigKey
-from ..framework.pass_ import TILE, PassContext, pass_
+from ..framework.pass_ import TILE, PassConfigKey, PassContext, pass_
 
 register("layout-use", ValueError, "an array with a layout is used in a way that needs its elements in row-major order",
          "access its elements one by one, or copy the tile to shared memory first",

@@ -17,11 +17,10 @@ from tilelang.target.tensor_map import REDUCE_ADD
 
 from .aliasing import parameter_names
 from .laid_out_arrays import local_fragments
-from ..framework.config import PassConfigKey
 from ..analysis.guards import with_ranges
 from ..analysis.effects import effects, own_effects
 from ..analysis.index_width import widen_indices
-from ..framework.pass_ import TILE, PassContext, pass_
+from ..framework.pass_ import TILE, PassConfigKey, PassContext, pass_
 
 register("parallel-nested", ValueError, "a parallel loop stands inside another, with other statements in between",
          expected="one header for both: for i, j in T.Parallel(m, n)", found="a T.Parallel inside another")

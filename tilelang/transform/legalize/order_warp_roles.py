@@ -26,9 +26,8 @@ from ..analysis.access_table import Reach, separate
 from ..analysis.disjoint import Disjoint, Place
 from ..analysis.divergence import Divergence
 from ..analysis.effects import Effect, effects, extents_of, own_effects
-from ..framework.config import PassConfigKey
 from ..analysis.statements import BARRIERS, barrier
-from ..framework.pass_ import TILE, PassContext, pass_
+from ..framework.pass_ import TILE, PassConfigKey, PassContext, pass_
 
 _ITERATIONS = 8  # of a loop around warp roles that are followed
 # Calls that order nothing between warps, beside the pure ones.

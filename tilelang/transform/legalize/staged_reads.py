@@ -45,8 +45,7 @@ from ..analysis.effects import effects, touches
 from ..analysis.statements import bound_by, inline_index_binds
 from ..analysis.pipeline_loops import inlined_binds, is_pipelined, ring_stages, tile_read
 from ..analysis.vectorize import bound_divisors, stride_along
-from ..framework.config import PassConfigKey
-from ..framework.pass_ import TILE, PassContext, pass_
+from ..framework.pass_ import TILE, PassConfigKey, PassContext, pass_
 from .hopper_features import hopper
 from .given_boxes import unaligned_columns
 

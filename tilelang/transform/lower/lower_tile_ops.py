@@ -32,8 +32,7 @@ from .vector_lanes import async_copy
 from ..analysis.distributed_loop import serial_axis
 from ..analysis.divergence import Divergence
 from ..analysis.statements import copied
-from ..framework.config import PassConfigKey
-from ..framework.pass_ import PassContext, pass_
+from ..framework.pass_ import PassConfigKey, PassContext, pass_
 from ..legalize.hopper_features import hopper
 from ..memory.plan_shared_memory import planned_bytes
 from ..memory.reuse_shared_memory import fits

@@ -17,8 +17,7 @@ from tilelang.ops.tma_boxes import copied_tile
 from tilelang.target.tensor_map import tensor_maps_of
 from tilelang.target.wgmma import WGMMA_ROWS
 
-from ..framework.config import PassConfigKey
-from ..framework.pass_ import PassContext
+from ..framework.pass_ import PassConfigKey, PassContext
 from ..analysis.vectorize import Widths
 
 

@@ -29,8 +29,7 @@ from tilelang.ops.reduce import Reduce
 from tilelang.target.rounded_functions import ALLOWED, MOST_WEIGHT, SCALED_TANH, without_factors
 
 from ..analysis.liveness import filled
-from ..framework.config import PassConfigKey
-from ..framework.pass_ import TILE, PassContext, pass_
+from ..framework.pass_ import TILE, PassConfigKey, PassContext, pass_
 
 F32 = dtype("float32")
 EXPONENTS = {"exp": 1.0, "exp2": math.log(2.0), "exp10": math.log(10.0), "sigmoid": 1.0}  # natural exponent per unit

@@ -34,8 +34,7 @@ from tilelang.ops import Copy, Gemm, Reduce
 from tilelang.target.rounded_functions import ALLOWED, FORMS, NOT_NEGATIVE
 
 from ..analysis.effects import effects, fills_whole
-from ..framework.config import PassConfigKey
-from ..framework.pass_ import TILE, PassContext, pass_
+from ..framework.pass_ import TILE, PassConfigKey, PassContext, pass_
 
 F32 = dtype("float32")
 Storages = frozenset[Any]

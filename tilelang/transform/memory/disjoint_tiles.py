@@ -8,8 +8,7 @@ from tilelang.target.warp_groups import names_warps
 from ..analysis.effects import effects, own_effects
 from ..analysis.liveness import Liveness
 from ..analysis.pipeline_loops import ring_stages, wanted_stages
-from ..framework.config import PassConfigKey
-from ..framework.pass_ import TILE, PassContext, pass_
+from ..framework.pass_ import TILE, PassConfigKey, PassContext, pass_
 
 
 @pass_(needs=TILE, of=Launch)

@@ -14,10 +14,9 @@ from tilelang.ir import (Alloc, Buffer, Call, Evaluate, Launch, Seq, Stmt, Var, 
 from tilelang.target.shared_limit import taken, tiles_that_fit
 from tilelang.target.thread_calls import BLOCK_VOTES
 
-from ..framework.config import PassConfigKey
 from ..analysis.effects import effects
 from ..analysis.shared_spans import Span, place
-from ..framework.pass_ import DEVICE, SYNCED, PassContext, pass_
+from ..framework.pass_ import DEVICE, SYNCED, PassConfigKey, PassContext, pass_
 from ..analysis.statements import barrier, barrier_in
 
 register("shared-memory", ValueError, "the shared buffers of a kernel exceed what the target has per block",

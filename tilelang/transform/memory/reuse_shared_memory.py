@@ -11,8 +11,7 @@ from ..analysis.divergence import Divergence
 from ..analysis.effects import effects, own_effects
 from ..analysis.shared_spans import place
 from ..analysis.statements import has_warp_roles
-from ..framework.config import PassConfigKey
-from ..framework.pass_ import THREADS_BOUND, PassContext, pass_
+from ..framework.pass_ import THREADS_BOUND, PassConfigKey, PassContext, pass_
 from .plan_shared_memory import planned_bytes, shared_buffers, spans_of
 
 

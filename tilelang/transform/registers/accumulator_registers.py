@@ -33,8 +33,7 @@ from tilelang.target.register_forms import Form, form_of, sum_form
 
 from ..analysis.effects import Effect, effects, own_effects
 from ..analysis.statements import distinct_statements, do
-from ..framework.config import PassConfigKey
-from ..framework.pass_ import DEVICE, PassContext, pass_
+from ..framework.pass_ import DEVICE, PassConfigKey, PassContext, pass_
 from .early_rescale import rescale_early
 
 # Whether accumulators are rescaled during the exponentials (rescale_early).

@@ -18,14 +18,12 @@ T.pdl_sync.  Launches that run foreign code are not changed, because its accesse
 
 from __future__ import annotations
 
-from tilelang.ir import (Alloc, Bind, Call, Func, Launch, Load, Stmt, Store, contains, replace, rewrite_launches, seq, stmts_of,
-                         walk, with_options, GLOBAL)
+from tilelang.ir import (Alloc, Bind, Call, Func, Launch, Load, Stmt, Store, contains, do, replace, rewrite_launches, seq,
+                         stmts_of, walk, with_options, GLOBAL)
 
 from ..legalize.aliasing import parameter_names
-from ..framework.config import PassConfigKey
 from ..analysis.effects import effects, expr_effects
-from ..framework.pass_ import DEVICE, PassContext, pass_
-from ..analysis.statements import do
+from ..framework.pass_ import DEVICE, PassConfigKey, PassContext, pass_
 
 # What a block may do before the preceding kernel has ended: nothing outside its cluster.  Tensor maps are parameters.
 _SETTING_UP = frozenset((

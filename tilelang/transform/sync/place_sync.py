@@ -10,10 +10,9 @@ from tilelang.ir.record import record
 
 from ..analysis.access_table import GroupTables, Reach, Tables, separate
 from ..analysis.accesses import Access, Loop, Relation, must_be_placed
-from ..framework.config import PassConfigKey
 from ..analysis.divergence import Divergence
 from ..analysis.effects import cannot_fail
-from ..framework.pass_ import SYNCED, THREADS_BOUND, PassContext, pass_
+from ..framework.pass_ import SYNCED, THREADS_BOUND, PassConfigKey, PassContext, pass_
 from .proxy_fences import fence_arrivals, fence_barriers, fence_waits
 from .warp_role_sync import WarpRoleSync
 from ..analysis.statements import barrier, barrier_in, has_warp_roles
