@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import simplify
-from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Load, Node, Select, Store, Var, While, binary, const,
-                         contains, controls, convert, fields_of, substitute, walk, DYNAMIC, FRAGMENT, GLOBAL, STATIC)
+from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Load, Node, Select, Stmt, Store, Var, While, binary,
+                         children, const, controls, convert, fields_of, inner, substitute, walk, DYNAMIC, FRAGMENT, GLOBAL, STATIC)
 from tilelang.ir.record import record, state
 from tilelang.layout import REGISTER
 from tilelang.layout.distinct import distinct, distinct_pairs, meets_several
@@ -342,31 +342,13 @@ class Loop:
         return got
 
 
-def accesses(body: Any) -> list[tuple[Any, list[tuple[Var, int]]]]:
+def accesses(body: Stmt, around: Sequence[tuple[Var, int]] = ()) -> list[tuple[Any, list[tuple[Var, int]]]]:
     """Loads, stores and addresses below body, each with the static serial loops around it."""
-    out: list[tuple[Any, list[tuple[Var, int]]]] = []
-
-    def visit(n: Any, inner: list[tuple[Var, int]]) -> None:
-        if isinstance(n, tuple):
-            for x in n:
-                visit(x, inner)
-        elif isinstance(n, Node):
-            if not contains(n, Load, Store, AddressOf):
-                return
-            if isinstance(n, (Load, Store, AddressOf)):
-                out.append((n, inner))
-            if isinstance(n, For):
-                visit(n.start, inner)
-                visit(n.extent, inner)
-                visit(n.body, [*inner, *serial_axis(n)])
-                return
-            for f in fields_of(type(n)):
-                if f not in ("buffer", "attrs"):
-                    visit(getattr(n, f), inner)
-
-    visit(body, [])
-    visit = None  # type: ignore[assignment]  # it names itself, and would keep the list until the garbage collector runs
-    return out
+    below = inner(body)
+    own = [e for e in children(body) if not isinstance(e, Stmt)] if below else [body]
+    out = [(x, [*around]) for e in own for x in walk(e, Load, Store, AddressOf)]
+    around = [*around, *serial_axis(body)] if isinstance(body, For) else around
+    return out + [y for x in below for y in accesses(x, around)]
 
 
 def serial_axis(s: For | While) -> list[tuple[Var, int]]:

@@ -29,14 +29,10 @@ def private_fragments(s: Launch, cx: PassContext) -> Launch | None:
         if b.data in tiled or any(x is not b and x.data is b.data for x in walk(s.body, Buffer)) or any(
                 x.buffer is b for x in walk(s.body, AddressOf)) or all(x.buffer is not b for x in walk(s.body, Load)):
             continue
-        users = [p for p in loops if _uses(p, b)]
+        users = [p for p in loops if _count(p, b)]
         if not users or len(users) == 1 and _count(s.body, b) == _count(users[0], b) + 1 and _of_iteration(users[0], b):
             moved[b] = users[0] if users else None
     return _with_memory(s, moved) if moved else None
-
-
-def _uses(n: Stmt, b: Buffer) -> bool:
-    return _count(n, b) > 0
 
 
 def _count(n: Stmt, b: Buffer) -> int:
@@ -51,7 +47,7 @@ def _of_iteration(p: Parallel, b: Buffer) -> bool:
 
 
 def _stores_first(s: Stmt, b: Buffer) -> bool:
-    first = next((x for x in stmts_of(s) if _uses(x, b)), None)
+    first = next((x for x in stmts_of(s) if _count(x, b)), None)
     if isinstance(first, For):
         return isinstance(first.extent, Const) and first.extent.value > 0 and _stores_first(first.body, b)
     return isinstance(first, Store) and first.buffer is b and _count(first, b) == 1
@@ -64,7 +60,7 @@ def _with_memory(s: Launch, moved: dict[Buffer, Parallel | None]) -> Launch:
     def visit(x: Stmt) -> Stmt | None:
         if isinstance(x, Alloc):
             return None if x.buffer not in moved else EMPTY if moved[x.buffer] is not None else replace(x, buffer=own[x.buffer])
-        mine = [b for b in moved if isinstance(x, Parallel) and _uses(x, b)]
+        mine = [b for b in moved if isinstance(x, Parallel) and _count(x, b)]
         memory = [Alloc(own[b], None, span=b.span) for b in mine]
         return replace(x, body=seq(*memory, x.body)) if memory else None  # type: ignore[attr-defined]
 

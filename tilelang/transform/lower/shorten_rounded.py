@@ -212,10 +212,8 @@ def _rounded_to(x: Store, s: Parallel, after: Paths, rows: Rows) -> dtype | None
     if any(y.buffer.data is data and id(y) not in own for y in walk(s.body, Load)) or not _only(x.value, x):
         return None
     for path in after:
-        found = _reads(path, data, rows)
-        if found is None:
+        if _follow(path, data, types, rows, set()) is None:
             return None
-        types |= found
     if "float32" in types:
         return F32
     if not types or "bfloat16" in types and len(types) > 1:
@@ -228,15 +226,9 @@ def _only(value: Expr, x: Store) -> bool:
     return all(y.buffer.data is not x.buffer.data or y.indices == x.indices for y in walk(value, Load))
 
 
-def _reads(path: tuple[Stmt, ...], data: Any, rows: Rows) -> set[str] | None:
-    """The types to which statements round elements of a fragment before it is written as a whole, float32 for a sum over them;
-    None for other reads."""
-    types: set[str] = set()
-    return types if _follow(path, data, types, rows, set()) is not None else None
-
-
 def _follow(path: tuple[Stmt, ...], data: Any, types: set[str], rows: Rows, by: set[Any]) -> bool | None:
-    """Adds the types of _reads.  Whether the elements may be read behind the statements as well; None for other reads.
+    """Adds the types to which statements round elements of a fragment before it is written as a whole, float32 for a sum over
+    them.  Whether the elements may be read behind the statements as well; None for other reads.
     by: fragments that hold the sum of the elements along that dimension, until a statement writes to them."""
     for s in path:
         if _divides_by(s, by) and s.body.buffer.data is data or _clears(s, data):  # type: ignore[attr-defined]
