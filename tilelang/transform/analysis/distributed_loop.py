@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import simplify
-from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Load, Node, Select, Stmt, Store, Var, While, binary,
-                         children, const, controls, convert, fields_of, inner, substitute, walk, DYNAMIC, FRAGMENT, GLOBAL, STATIC)
+from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Load, Node, Select, Stmt, Store, Var, While, binary, children,
+                         const, controls, convert, fields_of, inner, substitute, walk, DYNAMIC, FRAGMENT, GLOBAL, STATIC)
 from tilelang.ir.record import record, state
 from tilelang.layout import REGISTER
 from tilelang.layout.distinct import distinct, distinct_pairs, meets_several

@@ -8,7 +8,7 @@ from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel,
                          Select, Seq, Stmt, Store, Var, binary, call, const, contains, free_vars, fresh, is_large, jumps_of,
-                         rebuild, replace, seq, stmts_of, substitute, unary, walk, with_inner, EMPTY, FRAGMENT)
+                         replace, rewrite_stmts, seq, stmts_of, substitute, unary, walk, with_inner, EMPTY, FRAGMENT)
 from tilelang.ir import do as do
 from tilelang.target.warp_groups import warps_of
 
@@ -121,28 +121,12 @@ def inline_index_binds(body: Stmt, vars: tuple[Var, ...]) -> Stmt:
         return (e.dtype.is_int or moves and e.dtype.is_bool) and e.dtype.lanes == 1 and \
             not contains(e, Load, Call, AddressOf)
 
-    def visit(n: Any) -> Any:
-        if isinstance(n, Seq):
-            out: list[Stmt] = []
-            for s in n.stmts:
-                value = visit_expr(s.value) if isinstance(s, Bind) else None
-                if value is None or not pure(value) or is_large(value, 4):  # it stays a variable: large values would explode
-                    out.append(rebuild(s, visit) if isinstance(s, Bind) else visit(s))
-                else:
-                    names[s.var] = value  # type: ignore[attr-defined]
-            return seq(*out, span=n.span)
-        if isinstance(n, Bind) and pure(n.value):
-            return EMPTY
-        if isinstance(n, Stmt):
-            return rebuild(n, visit)
-        if isinstance(n, tuple):
-            return tuple(visit(x) for x in n)
-        return visit_expr(n) if isinstance(n, Expr) else n
-
-    def visit_expr(e: Expr) -> Expr:
-        return substitute(e, names) if names else e
-
-    return visit(body) if contains(body, Bind) else body
+    for s in walk(body, Bind):  # in program order: a value's terms are bound before it
+        value = substitute(s.value, names)
+        if pure(value) and not is_large(value, 4):  # others stay variables: large values would explode
+            names[s.var] = value
+    left = rewrite_stmts(body, lambda s: EMPTY if isinstance(s, Bind) and s.var in names else None)
+    return substitute(left, names) if names else body
 
 
 def select_stores(body: Stmt) -> Stmt:
