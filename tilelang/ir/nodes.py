@@ -86,8 +86,7 @@ class Node:
     _text: ClassVar[str] = ""  # of a program that was read from it
     _options: ClassVar[str] = ""  # the field that holds its record of options (options.py)
     _called: ClassVar[frozenset[int] | None] = None  # see expr.py
-    _touches: ClassVar[bool | None] = None  # these two: see transform/effects.py
-    _effects: ClassVar[Any] = None
+    _effects: ClassVar[Any] = None  # see transform/effects.py
 
     def _key(self) -> tuple[Any, ...]:
         return type(self)._values(self)

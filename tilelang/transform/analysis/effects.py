@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Assert, Binary, Bind, Buffer, Call, Const, Evaluate, Expr, Launch, Load, Node,
-                         Parallel, Region, Stmt, Store, TileOp, Var, While, children, inner, statements, walk, GLOBAL)
+                         Parallel, Region, Stmt, Store, TileOp, Var, While, children, contains, inner, statements, walk, GLOBAL)
 from tilelang.ir.record import record
 from tilelang.ir.stmt import BackendStmt
 from tilelang.target.intrinsics import INTRINSICS, PURE, READS, WRITES
@@ -91,12 +91,8 @@ def expr_effects(e: Node) -> Iterator[Effect]:
 
 
 def touches(e: Node) -> bool:
-    """Whether computing a value accesses memory. Cached on the node, which is immutable."""
-    known = e._touches
-    if known is None:
-        known = isinstance(e, (Load, AddressOf)) or not isinstance(e, (Var, Buffer)) and any(map(touches, children(e)))
-        object.__setattr__(e, "_touches", known)
-    return known
+    """Whether computing a value accesses memory."""
+    return contains(e, Load, AddressOf)
 
 
 def _collect(e: Node, out: list[Effect]) -> None:
