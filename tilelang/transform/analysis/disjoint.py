@@ -96,6 +96,19 @@ class Disjoint:
         self.inner[v] = self.ranges[v] = (low, high)
         self.analyzer = self.analyzer.bind(v, low, high)
 
+    def element(self, b: Buffer, mins: Iterable[Expr], extents: Iterable[Any], conds: tuple[Expr, ...] = ()) -> Place:
+        """Any element of a tile, which each access has for itself. conds: what holds where the access runs."""
+        at, inside = list[Expr](), list(conds)
+        for first, n in zip(mins, extents):
+            high = self.analyzer.interval(convert(n))[1]
+            if high != 1:
+                v = fresh("e", first.dtype)
+                self.add_inner(v, 0, None if high is None else high - 1)
+                inside += [] if isinstance(n, int) else [binary("lt", v, convert(n))]
+                first = first + v
+            at.append(first)
+        return Place(b, tuple(at), tuple(inside))
+
     def _more(self, name: str, count: int | None, dtype: Any) -> Var:
         v = fresh(name, dtype)
         self.add_inner(v, *((None, None) if count is None else (0, count - 1)))

@@ -161,14 +161,14 @@ def effects(s: Stmt) -> Iterator[Effect]:
             stack += reversed(below)
 
 
-def extents_of(e: Effect) -> tuple[Any, ...] | None:
-    """How many elements an access reaches from its first one on, in each dimension; None where that is not known."""
+def tile_of(e: Effect) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+    """The indices of an access's first element, and how many it reaches in each dimension; None where that is not known."""
     if e.region is not None:
-        return e.region.extents
+        return e.region.mins, e.region.extents
     op = e.node.op if isinstance(e.node, Call) else ""
     if e.indices is None or op and not (op.startswith("atomic_") or op == "ldg"):
         return None
-    return *(1 for _ in e.indices[1:]), {"atomic_addx2": 2, "atomic_addx4": 4}.get(op, 1)
+    return e.indices, (*(1 for _ in e.indices[1:]), {"atomic_addx2": 2, "atomic_addx4": 4}.get(op, 1))
 
 
 def written_globals(s: Stmt) -> set[Var]:

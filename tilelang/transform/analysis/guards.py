@@ -29,7 +29,7 @@ def operands(e: Expr, op: str) -> list[Expr]:
     return [*operands(e.a, op), *operands(e.b, op)] if isinstance(e, Binary) and e.op == op else [e]
 
 
-def summands(e: Expr, added: bool = True) -> Iterator[tuple[Expr, bool]]:
+def summands(e: Any, added: bool = True) -> Iterator[tuple[Any, bool]]:
     """The terms of nested sums and differences, and whether each is added."""
     if isinstance(e, Binary) and e.op in ("add", "sub"):
         yield from summands(e.a, added)

@@ -75,14 +75,7 @@ def _disjoint(a: Region | Load, b: Region, around: Around) -> bool:
 def _any_element(r: Region | Load, disjoint: Disjoint, names: _Names, around: Around) -> Place:
     if isinstance(r, Load):
         return Place(r.buffer, tuple(map(names.of, r.indices)), around.conds)
-    indices, conds = [], list(around.conds)
-    for m, n in zip(r.mins, r.extents):
-        v = fresh("e", "int32")
-        high = disjoint.analyzer.interval(convert(n))[1]
-        disjoint.add_inner(v, 0, None if high is None else high - 1)
-        conds.append(v < convert(n))
-        indices.append(names.of(convert(m)) + v)
-    return Place(r.buffer, tuple(indices), tuple(conds))
+    return disjoint.element(r.buffer, (names.of(convert(m)) for m in r.mins), r.extents, around.conds)
 
 
 class _Names:

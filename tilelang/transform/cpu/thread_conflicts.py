@@ -23,7 +23,7 @@ from tilelang.target.atomics import commute, family
 from tilelang.target.cpu_launch import ThreadValues, is_private
 
 from ..analysis.disjoint import Disjoint, Place
-from ..analysis.effects import Effect, extents_of, own_effects
+from ..analysis.effects import Effect, own_effects, tile_of
 from ..analysis.guards import conjuncts
 
 
@@ -73,7 +73,7 @@ class Conflicts:
         pairs = [(a, b) for k, a in enumerate(found) for b in found[k:]
                  if a.effect.storage is b.effect.storage and a.meets(b)]
         asked = {id(a): a for pair in pairs for a in pair}
-        if any(extents_of(a.effect) is None or self.known.varies_place(a.effect.buffer) for a in asked.values()):
+        if any(tile_of(a.effect) is None or self.known.varies_place(a.effect.buffer) for a in asked.values()):
             return True
         places = {k: _Indices(self, s).place(a.effect) for k, a in asked.items()}
         for a, b in pairs:
@@ -104,11 +104,11 @@ def _accesses(s: Stmt, looped: bool) -> Iterator[Access]:
 
 
 class _Indices:
-    """The indices of one access in s, from numbers of threads, variables that this access has for itself (inner, with their
-    bounds), and what is the same for all threads while they run s."""
+    """The indices of one access in s, from numbers of threads, variables that this access has for itself (those of
+    places), and what is the same for all threads while they run s."""
 
     def __init__(self, of: Conflicts, s: Stmt) -> None:
-        self.of, self.inner = of, dict[Var, Bounds]()
+        self.of, self.places = of, Disjoint(of.analyzer, of.threads, {})
         self.loops = {n.var: n for n in walk(s, For)}
         self.bound = {n.var for n in walk(s, Bind)} | set(self.loops)
         self.written = {n.buffer.data for n in walk(s, Store, AddressOf)} | {
@@ -117,18 +117,13 @@ class _Indices:
 
     def place(self, e: Effect) -> tuple[Place, dict[Var, Bounds]]:
         """Any element of an access, and the variables that it has for itself."""
-        indices = [self.value(convert(i)) for i in (e.indices or () if e.region is None else e.region.mins)]
-        for d, n in enumerate(extents_of(e) or ()):
-            high = self.of.analyzer.interval(convert(n))[1]
-            if high != 1:
-                indices[d] = indices[d] + self.unknown(indices[d].dtype, 0, None if high is None else high - 1)
-        return Place(e.buffer, tuple(indices)), self.inner
+        mins, extents = tile_of(e) or ((), ())
+        return self.places.element(e.buffer, (self.value(convert(i)) for i in mins), extents), self.places.inner
 
     def unknown(self, dt: Any, low: int | None = None, high: int | None = None) -> Var:
         """A value between bounds that may differ between threads and iterations."""
         v = fresh("own", dt)
-        self.inner[v] = low, high
-        self.of.analyzer.bind(v, low, high)
+        self.places.add_inner(v, low, high)
         return v
 
     def value(self, e: Any) -> Any:

@@ -14,7 +14,7 @@ from tilelang.ops import Gemm
 
 from ..analysis.guards import with_ranges
 from ..analysis.disjoint import Disjoint, Place
-from ..analysis.effects import effects
+from ..analysis.effects import effects, tile_of
 from ..analysis.liveness import Uses
 from ..analysis.statements import bound_by, without_names
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -111,14 +111,10 @@ def _disjoint(body: Stmt, axes: Axes) -> bool:
     places: dict[Var, list[Place]] = {}
     for e in effects(body):
         if e.writes and e.buffer.scope_name == GLOBAL:
-            at = e.indices or ()
-            if e.region is not None:
-                mins = [convert(m) for m in e.region.mins]
-                within = [fresh("place", m.dtype) for m in mins]
-                for v, n in zip(within, e.region.extents):
-                    proof.add_inner(v, 0, int(n) - 1 if isinstance(n, int) else None)
-                at = tuple(m + v for m, v in zip(mins, within))
-            places.setdefault(e.storage, []).append(Place(e.buffer, tuple(substitute(i, values) for i in at)))
+            if (tile := tile_of(e)) is None:
+                return False
+            mins = (substitute(convert(i), values) for i in tile[0])
+            places.setdefault(e.storage, []).append(proof.element(e.buffer, mins, tile[1]))
     return all(proof.proves(x, y) for found in places.values() for k, x in enumerate(found) for y in found[:k + 1])
 
 

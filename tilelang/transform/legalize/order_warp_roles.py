@@ -25,7 +25,7 @@ from tilelang.target.warp_groups import WARP_LANES, holds_in, runs, warps_in, wa
 from ..analysis.access_table import Reach, separate
 from ..analysis.disjoint import Disjoint, Place
 from ..analysis.divergence import Divergence
-from ..analysis.effects import Effect, effects, extents_of, own_effects
+from ..analysis.effects import Effect, effects, own_effects, tile_of
 from ..analysis.statements import BARRIERS, barrier
 from ..framework.pass_ import TILE, PassConfigKey, PassContext, pass_
 
@@ -220,10 +220,10 @@ class _WarpRole:
         return v
 
     def access(self, e: Effect, conds: tuple[Expr, ...], sure: bool, span: Any) -> _Access:
-        if (extents := extents_of(e)) is None:
+        if (tile := tile_of(e)) is None:
             return _Access(e, None, None, False, span)
-        mins = [self.value(convert(m)) for m in (e.indices or () if e.region is None else e.region.mins)]
-        counts = [*map(_number, extents)]
+        mins = [self.value(convert(m)) for m in tile[0]]
+        counts = [*map(_number, tile[1])]
         at = tuple(m if n == 1 else m + self.unknown(m.dtype, n) for m, n in zip(mins, counts))
         bounds = [Analyzer({**self.ranges, **self.here}).interval(i) for i in at]
         reach = [(low, high + 1) for low, high in bounds if low is not None and high is not None]

@@ -254,9 +254,9 @@ class LoweredAccesses:
         if buffer.scope_name == FRAGMENT:
             return self.fragment(buffer, indices, False)
         if buffer.scope_name in PRIVATE and buffer.ndim != 1:
-            whole, first = replace(buffer, offset=0), vector_base(buffer, indices) if indices else None
-            at = flat_index(whole, first or indices)
-            return self.buffers.row_of(buffer), (at if first is None else ramp(at, indices[-1].dtype.lanes),)
+            base = vector_base(buffer, indices) if indices else None
+            start = flat_index(replace(buffer, offset=0), base or indices)
+            return self.buffers.row_of(buffer), (start if base is None else ramp(start, indices[-1].dtype.lanes),)
         return buffer, indices
 
     def guard(self, buffer: Buffer, indices: tuple[Expr, ...], width: int = 1, inside: bool = False) -> Expr | None:

@@ -207,7 +207,7 @@ def _clears(s: Stmt, data: Any) -> bool:
 def _rounded_to(x: Store, s: Parallel, after: Paths, rows: Rows) -> dtype | None:
     """The narrow type to which all that follows a loop rounds the elements that it stores; float32 where they are summed over
     as well; None where something reads more.  rows: may be divided by their sums, which are 1 at least."""
-    data, types = x.buffer.data, set()
+    data, types = x.buffer.data, set[str]()
     own = {id(y) for y in walk(x.value, Load)}
     if any(y.buffer.data is data and id(y) not in own for y in walk(s.body, Load)) or not _only(x.value, x):
         return None

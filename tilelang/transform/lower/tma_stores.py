@@ -169,14 +169,8 @@ class TmaStores:
             return loaded[x]
 
         def element(r: Region) -> Place:
-            at, inside = list[Expr](), list[Expr]()
-            for low, n in zip(r.mins, r.extents):
-                first = rewrite(_widened(substitute(self.inlined(low), self.expanded)), value, Load, Call)
-                v = fresh("e", first.dtype)
-                proof.add_inner(v, 0, n - 1 if isinstance(n, int) else None)
-                inside += [] if isinstance(n, int) else [binary("lt", v, convert(n))]
-                at.append(first + v)
-            return Place(r.buffer, tuple(at), (*bounds, *inside))
+            mins = (rewrite(_widened(substitute(self.inlined(x), self.expanded)), value, Load, Call) for x in r.mins)
+            return proof.element(r.buffer, mins, r.extents, tuple(bounds))
 
         return proof.proves(element(a), element(b))
 
