@@ -251,7 +251,7 @@ class _WarpRoles(WarpRoleLoop):
         if not several:
             _check_second_block(self)
         new = {b: v for p in loops for r in p.rings for b, v in r.buffers.items()}
-        taken = sum(b.bits // 8 for b in {*new.values()})
+        taken = sum(b.bits // 8 for b in {v for p in loops for r in p.rings for v in r.buffers.values()})
         if several and taken > room:
             raise _Declined(f"the stages of {len(loops)} pipelined loops take {taken} of {room} bytes of shared memory")
         handover = Handover(self) if not several and _hands_over(self, new) else None
@@ -286,10 +286,11 @@ class _WarpRoles(WarpRoleLoop):
         one = If(binary("lt", self.thread, last), If(call("elect_one", (), "bool"), seq(*loading)))
         parting = [do("cluster_arrive")] if end == do("cluster_wait") else []
         rings = [r for p in self.loops for r in p.rings]
-        new, used = {b: v for r in rings for b, v in r.buffers.items()}, {e.storage for s in computing for e in effects(s)}
+        new, used = [x for r in rings for x in r.buffers.items()], {e.storage for s in computing for e in effects(s)}
         made = dict.fromkeys(b for b in (*(x for r in rings for x in (r.full, r.empty)), *more) if b is not None)
-        body = seq(*(s for s in allocs if s.buffer not in new or s.buffer.data in used),
-                   *map(Alloc, dict.fromkeys(new.values())), *binds, *map(Alloc, made),
+        filled = {b for b, _ in new}  # by rings: several, each with versions of its own, where loops load other tiles beside it
+        body = seq(*(s for s in allocs if s.buffer not in filled or s.buffer.data in used),
+                   *map(Alloc, dict.fromkeys(v for _, v in new)), *binds, *map(Alloc, made),
                    initialised(made, self.thread), do("sync_threads" if end is None else "cluster_sync"),
                    If(call("in_warp_groups", (), "bool", first=self.groups, count=1), seq(*_registers(self, 0), *parting, one),
                       seq(*_registers(self, 1), *computing), span=self.loop.span), end, span=self.launch.body.span)
