@@ -263,14 +263,17 @@ def in_whole_warps(exchange: list[Stmt], cx: Any) -> Stmt | None:
 
 
 def split_at_warp(modes: list[Mode], warp: int) -> tuple[list[Mode], list[Mode]]:
-    """(thread digits that butterflies within a warp can reduce over, the other digits)."""
+    """(thread digits that butterflies within a warp can reduce over, the other digits).
+
+    Of a digit whose size is no power of two, the largest power of two that divides it: 640 threads are 20 groups of 32.
+    """
     lanes: list[Mode] = []
     rest: list[Mode] = []
     for m in modes:
-        if not (_power_of_two(m.stride) and _power_of_two(m.size)) or m.stride >= warp:
+        inside = min(m.size & -m.size, warp // m.stride) if _power_of_two(m.stride) else 0
+        if inside < min(m.size, 2):
             rest.append(m)
             continue
-        inside = min(m.size, warp // m.stride)
         lanes.append(Mode(inside, THREAD, m.stride))
         if inside < m.size:
             rest.append(Mode(m.size // inside, THREAD, m.stride * inside))
