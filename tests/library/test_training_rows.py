@@ -32,6 +32,7 @@ def _widths(request, monkeypatch):
     """Rows of several chunks at small sizes, where a test asks for them."""
     if "chunked" in request.fixturenames and request.getfixturevalue("chunked"):
         monkeypatch.setattr(rows, "WIDEST", 32)
+        monkeypatch.setattr(rows, "MOST_THREADS", 1)
 
 
 def drawn(m, n, kind, count=2):

@@ -10,7 +10,7 @@ Sums over rows have two stages: each block adds its rows in registers, and a sec
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -59,11 +59,22 @@ def layer_norm(x: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-
     return LAYER_NORM(x, weight, bias, float(eps), target_text(target))
 
 
-def _form(x: Any, weight: Any, bias: Any, centred: bool, each: int, summed: bool = False) -> NormForm:
-    """The form of a call.  each: see RowTile.of; the sums of backward take registers too."""
+def _form(x: Any, weight: Any, bias: Any, centred: bool) -> NormForm:
+    """The form of a forward call."""
     n, kind = int(x.shape[-1]), type_name(x)
     kinds = ["" if v is None else type_name(v) for v in (weight, bias)]
-    return NormForm(n, kind, accumulator(kind), *kinds, centred, RowTile.of(n, each), summed)
+    return NormForm(n, kind, accumulator(kind), *kinds, centred, RowTile.of(n))
+
+
+@lru_cache(1024)
+def _backward_form(at: Place, f: NormForm, item: int, summed: bool) -> NormForm:
+    """The form of backward for that of forward: with copies ahead of their use, where rows begin at multiples of 16 bytes and
+    two tiles fit the shared memory of a block.  item: bytes of an element."""
+    if (tile := RowTile.staged(f.n)) and at.chip.kind != "cpu" and f.n * item % 16 == 0:
+        stages = min(_STAGES, (at.chip.shared - _BESIDE) // (2 * tile.rows * tile.width * item))
+        if stages > 1:
+            return f._replace(tile=tile, summed=summed, stages=stages)
+    return f._replace(tile=RowTile.of(f.n, 16), summed=summed)  # the sums take registers too
 
 
 def _vector(v: Any) -> Any:
@@ -84,7 +95,7 @@ def _forward_results(centred: bool, x: Any, weight: Any, bias: Any, eps: float, 
 
 def _forward(centred: bool, x: Any, weight: Any, bias: Any, eps: float, target: str | None, y: Any, stats: Any) -> None:
     if 0 not in x.shape:
-        n, kernel = x.shape[-1], running_on(x, target).kernel(norm_forward, _form(x, weight, bias, centred, 32))
+        n, kernel = x.shape[-1], running_on(x, target).kernel(norm_forward, _form(x, weight, bias, centred))
         kernel(as_rows(x, n), *map(_vector, (weight, bias)), eps, y.reshape(-1, n), stats)
 
 
@@ -101,7 +112,8 @@ def _backward(centred: bool, x: Any, weight: Any, bias: Any, stats: Any, summed:
         for v in (dw, db):
             v[...] = 0
         return
-    at, f = running_on(x, target), _form(x, weight, bias, centred, 16, summed)
+    at = running_on(x, target)
+    f = _backward_form(at, _form(x, weight, bias, centred), x.itemsize, summed)
     n, rows = f.n, stats.shape[1]
     blocks = _blocks(at, f, rows)
     partials = empty(x, (2, blocks, n), f.acc)
@@ -113,7 +125,7 @@ def _backward(centred: bool, x: Any, weight: Any, bias: Any, stats: Any, summed:
 
 def _blocks(at: Place, f: NormForm, rows: int) -> int:
     """The number of blocks that go over the rows: those that run at once."""
-    return max(1, min(-(-rows // f.tile.rows), at.chip.sms * (512 // f.tile.threads)))
+    return max(1, min(-(-rows // f.tile.rows), at.chip.sms * max(1, _BUSY // f.tile.threads)))
 
 
 def _norm(name: str, centred: bool) -> Function:
@@ -131,6 +143,8 @@ RMS_NORM, LAYER_NORM = _norm("rms_norm", False), _norm("layer_norm", True)
 # ---- kernels ----------------------------------------------------------------------------------------------------------
 
 _TALL, _NARROW = 64, 32  # the tile of the second stage
+_STAGES, _BESIDE = 3, 4096  # tiles of x and dy on their way; bytes of shared memory for sums
+_BUSY = 640  # threads of an SM that go over rows
 
 
 class NormForm(NamedTuple):
@@ -148,10 +162,16 @@ class NormForm(NamedTuple):
     centred: bool
     tile: RowTile
     summed: bool = False
+    stages: int = 0
 
     def vector(self, kind: str) -> Any:
         """A parameter with one element for each column; of one element where the form does not use it."""
         return T.Tensor((self.n if kind else 1,), kind or self.acc)
+
+    @property
+    def weights(self) -> str:
+        """The type of the weights in registers, which one block keeps for all of its rows."""
+        return self.weight or self.acc
 
     def stats(self, m: Any) -> Any:
         """The parameter with r of each of m rows, and for layer norm its mean."""
@@ -223,17 +243,15 @@ def norm_forward(f: NormForm) -> Any:
 
 
 @T.macro
-def normalised(f, X, Stats, dY, top, c, h, g):
-    """r of the rows from `top` on; h, and g = dy, of their chunk c."""
+def normalised(f, Stats, top, h):
+    """r of the rows from `top` on; h of a chunk of them, in place of x.  It is finite after the last column, where dy is 0."""
     t = f.tile
     mean, r = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
-    T.copy(X[top, c * t.width], h)
-    T.copy(dY[top, c * t.width], g)
     T.copy(Stats[0, top], r)
     if f.centred:
         T.copy(Stats[1, top], mean)
         for i, j in T.Parallel(t.rows, t.width):
-            h[i, j] = f.inside(c, j, (h[i, j] - mean[i]) * r[i])
+            h[i, j] = (h[i, j] - mean[i]) * r[i]
     else:
         for i, j in T.Parallel(t.rows, t.width):
             h[i, j] = h[i, j] * r[i]
@@ -241,11 +259,11 @@ def normalised(f, X, Stats, dY, top, c, h, g):
 
 
 @T.macro
-def weighted(f, W, c, g):
-    """g times the weight, in place."""
+def weighted(f, w, g):
+    """g times the weights w, in place."""
     if f.weight != "":
         for i, j in T.Parallel(f.tile.rows, f.tile.width):
-            g[i, j] = g[i, j] * W[c * f.tile.width + j]
+            g[i, j] = g[i, j] * w[j]
 
 
 @T.macro
@@ -261,9 +279,11 @@ def means(f, h, g, mean_g, mean_gh, clear):
 
 
 @T.macro
-def add_up(f, p, partials, which, dv):
-    """The second stage: dv = the sum of the p rows of one of the two matrices of `partials`."""
-    with T.Kernel(T.ceildiv(f.n, _NARROW), threads=256) as bx:
+def add_up(f, p, partials, dW, dB):
+    """The second stage: the sums of the p rows of one or both of the matrices of `partials`."""
+    of_weight, of_bias = f.weight != "", f.bias != ""
+    with T.Kernel(T.ceildiv(f.n, _NARROW), of_weight + of_bias, threads=256) as (bx, by):
+        which = by if of_weight else 1
         tile = T.alloc_fragment((_TALL, _NARROW), f.acc)
         total, column = T.alloc_fragment((_TALL, _NARROW), f.acc), T.alloc_fragment((_NARROW,), f.acc)
         T.clear(total)
@@ -272,19 +292,27 @@ def add_up(f, p, partials, which, dv):
             for i, j in T.Parallel(_TALL, _NARROW):
                 total[i, j] += tile[i, j]
         T.reduce_sum(total, column, dim=0)
-        T.copy(column, dv[bx * _NARROW])
+        if of_weight and of_bias:
+            if by == 0:
+                T.copy(column, dW[bx * _NARROW])
+            else:
+                T.copy(column, dB[bx * _NARROW])
+        else:
+            T.copy(column, (dW if of_weight else dB)[bx * _NARROW])
 
 
 def norm_backward(f: NormForm) -> Any:
     """The kernel (X, W, Stats, dY, Partials, Means, dX, dW, dB).
 
     Partials: (2, blocks, n) workspace, the sums of each block's rows for dW and dB.  Means: (m, 2) workspace
-    where a row has several chunks: the sums of g and of g h.
+    where a row has several chunks: the sums of g and of g h.  Copies of x and dy run ahead where a block has room for them:
+    few warps have rows of that length in registers, and all of them wait for the sums of a row.
     """
     t, n = f.tile, f.n
     m, p = T.dynamic("m, p")
     rows, long = (t.rows, t.width), t.chunks > 1
     of_weight, of_bias = bool(f.summed and f.weight), bool(f.summed and f.bias)
+    again = f.stages > 0 and t.rows * t.width > 8 * t.threads
 
     @T.prim_func
     def norm_gradient(X: T.Tensor((m, n), f.kind), W: f.vector(f.weight), Stats: f.stats(m), dY: T.Tensor((m, n), f.kind),
@@ -294,41 +322,68 @@ def norm_backward(f: NormForm) -> Any:
         if long:
             with T.Kernel(T.ceildiv(m, t.rows), threads=t.threads) as bx:
                 h, g = T.alloc_fragment(rows, f.acc), T.alloc_fragment(rows, f.acc)
+                w = T.alloc_fragment((t.width,), f.weights)
                 mean_g, mean_gh = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
                 T.clear(mean_g)
                 T.clear(mean_gh)
                 for c in T.serial(t.chunks):
-                    _ = normalised(f, X, Stats, dY, bx * t.rows, c, h, g)
-                    weighted(f, W, c, g)
+                    T.copy(X[bx * t.rows, c * t.width], h)
+                    T.copy(dY[bx * t.rows, c * t.width], g)
+                    _ = normalised(f, Stats, bx * t.rows, h)
+                    if f.weight != "":
+                        T.copy(W[c * t.width], w)
+                    weighted(f, w, g)
                     means(f, h, g, mean_g, mean_gh, False)
                 for i in T.Parallel(t.rows):
                     Means[bx * t.rows + i, 0] = mean_g[i]
                     Means[bx * t.rows + i, 1] = mean_gh[i]
         with T.Kernel(p, t.chunks, threads=t.threads) as (bx, c):
             h, g = T.alloc_fragment(rows, f.acc), T.alloc_fragment(rows, f.acc)
+            w = T.alloc_fragment((t.width,), f.weights)
             mean_g, mean_gh = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
             dw, db = T.alloc_fragment(rows, f.acc), T.alloc_fragment(rows, f.acc)
             column = T.alloc_fragment((t.width,), f.acc)
+            if f.stages:
+                x, dy = T.alloc_shared(rows, f.kind), T.alloc_shared(rows, f.kind)
             T.clear(dw)
             T.clear(db)
             T.clear(mean_g)
-            for k in T.serial(T.ceildiv(m - bx * t.rows, p * t.rows)):
+            if f.weight != "":
+                T.copy(W[c * t.width], w)
+            for k in T.Pipelined(T.ceildiv(m - bx * t.rows, p * t.rows), num_stages=f.stages):
                 top = (k * p + bx) * t.rows
-                r = normalised(f, X, Stats, dY, top, c, h, g)
+                if f.stages:
+                    T.copy(X[top, c * t.width], x)
+                    T.copy(dY[top, c * t.width], dy)
+                    T.copy(x, h)
+                    T.copy(dy, g)
+                else:
+                    T.copy(X[top, c * t.width], h)
+                    T.copy(dY[top, c * t.width], g)
+                r = normalised(f, Stats, top, h)
+                if again:
+                    weighted(f, w, g)
+                    means(f, h, g, mean_g, mean_gh, True)
+                    T.copy(x, h)
+                    T.copy(dy, g)
+                    r = normalised(f, Stats, top, h)
                 for i, j in T.Parallel(t.rows, t.width):
                     if of_weight:
                         dw[i, j] += g[i, j] * h[i, j]
                     if of_bias:
                         db[i, j] += g[i, j]
-                weighted(f, W, c, g)
+                weighted(f, w, g)
                 if long:
                     for i in T.Parallel(t.rows):
                         mean_g[i] = Means[top + i, 0]
                         mean_gh[i] = Means[top + i, 1]
-                else:
+                elif not again:
                     means(f, h, g, mean_g, mean_gh, True)
+                for i in T.Parallel(t.rows):
+                    mean_g[i] = mean_g[i] / T.cast(n, f.acc)
+                    mean_gh[i] = mean_gh[i] / T.cast(n, f.acc)
                 for i, j in T.Parallel(t.rows, t.width):
-                    h[i, j] = r[i] * (g[i, j] - (mean_g[i] + h[i, j] * mean_gh[i]) / T.cast(n, f.acc))
+                    h[i, j] = r[i] * (g[i, j] - (mean_g[i] + h[i, j] * mean_gh[i]))
                 T.copy(h, dX[top, c * t.width])
             if of_weight:
                 T.reduce_sum(dw, column, dim=0)
@@ -336,9 +391,7 @@ def norm_backward(f: NormForm) -> Any:
             if of_bias:
                 T.reduce_sum(db, column, dim=0)
                 T.copy(column, Partials[1, bx, c * t.width])
-        if of_weight:
-            add_up(f, p, Partials, 0, dW)
-        if of_bias:
-            add_up(f, p, Partials, 1, dB)
+        if of_weight or of_bias:
+            add_up(f, p, Partials, dW, dB)
 
     return norm_gradient
