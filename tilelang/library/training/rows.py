@@ -18,7 +18,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 WIDEST = 8192  # columns of a chunk of longer rows than a block has in registers
 _NARROW = 512  # columns up to which a row has a power of two of lanes
 _EACH = 2048  # elements of a tile of 128 threads
-_VECTOR = 8  # elements of a load: 16 bytes of 16-bit types
+VECTOR = 8  # elements of a load: 16 bytes of 16-bit types
 _STAGED = 5120  # elements of a tile of several rows
 MOST_THREADS = 1024  # of a block
 
@@ -44,20 +44,20 @@ class RowTile(NamedTuple):
         if columns <= _NARROW:
             width = max(32, 1 << (columns - 1).bit_length())
             return RowTile(_EACH // width, width, 1, 128)
-        vectors = -(-columns // _VECTOR)
+        vectors = -(-columns // VECTOR)
         if 32 * each >= columns:  # rows of one warp each
-            return RowTile(4, vectors * _VECTOR, 1, 128)
-        warps = {k: -(-vectors // (k * 32)) for k in range(1, each // _VECTOR + 1)}
+            return RowTile(4, vectors * VECTOR, 1, 128)
+        warps = {k: -(-vectors // (k * 32)) for k in range(1, each // VECTOR + 1)}
         k = min((k for k in warps if warps[k] <= MOST_THREADS // 32), key=lambda k: (warps[k] * k, warps[k] < 4, -k))
-        return RowTile(1 + (k == 1), vectors * _VECTOR, 1, 32 * warps[k])
+        return RowTile(1 + (k == 1), vectors * VECTOR, 1, 32 * warps[k])
 
     @staticmethod
     def staged(columns: int) -> RowTile | None:
         """The tile of rows that copies bring to shared memory ahead of their use; None for rows that are too long.  It has about
         as many elements as keep the memory of an SM busy while they are used."""
-        width = max(32, 1 << (columns - 1).bit_length()) if columns <= _NARROW else -(-columns // _VECTOR) * _VECTOR
+        width = max(32, 1 << (columns - 1).bit_length()) if columns <= _NARROW else -(-columns // VECTOR) * VECTOR
         rows = max(1, _STAGED // width)
-        threads = -(-rows * width // _VECTOR // 32) * 32
+        threads = -(-rows * width // VECTOR // 32) * 32
         if threads > MOST_THREADS:
             threads = -(-threads // 64) * 32
         return RowTile(rows, width, 1, threads) if threads <= MOST_THREADS else None

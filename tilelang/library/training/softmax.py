@@ -6,6 +6,11 @@ With s = log(sum(exp(x))), p = exp(x - s) and label t:
     softmax:        y = p;   dx = y (dy - sum(dy y))
     cross-entropy:  l = s - (1 - e) x_t - e mean(x) + z s^2;   dx = (p (1 + 2 z s) - (1 - e) [j = t] - e / n) dl
 A row of several chunks is read once for the maximum and the sum, which are rescaled where the maximum grows, and once more.
+Chunks that no row ends in have no conditions for elements.
+
+Long rows that begin inside of a vector of 16 bytes (50,257 columns) are read and stored in the vectors of the whole tensor: the
+first chunk begins at the vector with the row's first element.  Sums and maxima take elements in any order, and all else is done
+element by element.
 """
 
 from __future__ import annotations
@@ -22,21 +27,56 @@ from ..arrays import accumulator, empty, type_name
 from ..attention.form import LOG2E
 from ..attention.inputs import running_on
 from ..autograd import Function, Results, Step
-from ..place import target_text
-from .rows import RowTile, as_rows, check_alike
+from ..place import Place, target_text
+from .rows import VECTOR, RowTile, as_rows, check_alike
 
 
+SHIFTED = 1024  # columns up to which rows that begin inside of a vector are read as they lie
 _LN2 = 0.6931471805599453
 _REDUCED = 4096  # rows that the block of the reduction reads at once
 
 
 class SoftmaxForm(NamedTuple):
-    """What a kernel is compiled for.  n: columns.  kind: type of x.  acc: in which rows are reduced."""
+    """What a kernel is compiled for.  n: columns.  kind: type of x.  acc: in which rows are reduced.  shifted: rows are read in
+    the vectors of the whole tensor, one by one."""
 
     n: int
     kind: str
     acc: str
     tile: RowTile
+    shifted: bool = False
+
+    @staticmethod
+    def of(x: Any, at: Place, each: int = 32) -> SoftmaxForm:
+        """The form for a tensor.  each: as for RowTile.of."""
+        n, kind = int(x.shape[-1]), type_name(x)
+        shifted = at.target.is_gpu and n > SHIFTED and n * x.itemsize % 16 != 0 and prod(x.shape) < 2**31
+        tile = RowTile.of(n + VECTOR - 1 if shifted else n, each)
+        return SoftmaxForm(n, kind, accumulator(kind), tile._replace(rows=1) if shifted else tile, shifted)
+
+    @property
+    def whole(self) -> tuple[int, int]:
+        """The chunks in which no row begins or ends: from the first of these two on, and before the second."""
+        return int(self.shifted), max(int(self.shifted), self.n // self.tile.width)
+
+    @property
+    def cut(self) -> int:
+        """The number of other chunks."""
+        first, last = self.whole
+        return self.tile.chunks - (last - first)
+
+    def nth_cut(self, e: Any) -> Any:
+        """The e-th of the other chunks."""
+        first, last = self.whole
+        return T.if_then_else(e < first, e, last - first + e) if first else last + e
+
+    def flat(self, t: Any) -> Any:
+        """The parameter with the t whole vectors of a tensor; of one vector where rows are not shifted."""
+        return T.Tensor((1, t * VECTOR if self.shifted else VECTOR), self.kind)
+
+    def vectors(self, x: Any) -> Any:
+        """The whole vectors of a tensor with so many columns, as `flat` takes them."""
+        return x.reshape(-1)[:prod(x.shape) // VECTOR * VECTOR].reshape(1, -1) if self.shifted else None
 
     def number(self, value: float) -> Any:
         """A constant; numbers of Python count as float32."""
@@ -58,6 +98,7 @@ class EntropyForm(NamedTuple):
     kind: str
     acc: str
     tile: RowTile
+    shifted: bool
     labels: str
     reduction: str
     ignored: int
@@ -66,98 +107,170 @@ class EntropyForm(NamedTuple):
 
     @property
     def rows(self) -> SoftmaxForm:
-        return SoftmaxForm(self.n, self.kind, self.acc, self.tile)
+        return SoftmaxForm(self.n, self.kind, self.acc, self.tile, self.shifted)
+
+
+def column(f: SoftmaxForm, top: Any, c: Any, j: Any) -> Any:
+    """The column of element j of chunk c."""
+    return c * f.tile.width + j - (top * f.n % VECTOR if f.shifted else 0)
 
 
 @T.macro
-def load(f, X, top, c, x):
-    """Chunk c of the rows from `top` on; -inf after the last column."""
-    T.copy(X[top, c * f.tile.width], x)
-    if f.n % f.tile.width:
-        for i, j in T.Parallel(f.tile.rows, f.tile.width):
-            x[i, j] = f.inside(c, j, x[i, j], -T.infinity(f.acc))
+def load(f, X, Flat, top, c, x, cut, outside=0):
+    """Chunk c of the rows from `top` on.  cut: rows begin or end in it; x has `outside` beside them."""
+    t = f.tile
+    if f.shifted:
+        T.copy(Flat[0, top * f.n // VECTOR * VECTOR + c * t.width], x)
+        if cut:
+            for i, j in T.Parallel(t.rows, t.width):
+                at = column(f, top, c, j)
+                x[i, j] = T.if_then_else((at >= 0) & (at < f.n), T.if_then_else(
+                    top * f.n // VECTOR * VECTOR + c * t.width + j < Flat.shape[1], x[i, j], T.cast(X[top, at], f.acc)),
+                    T.cast(outside, f.acc))
+    else:
+        T.copy(X[top, c * t.width], x)
+        if cut and outside != 0:
+            for i, j in T.Parallel(t.rows, t.width):
+                x[i, j] = T.if_then_else(c * t.width + j < f.n, x[i, j], T.cast(outside, f.acc))
 
 
 @T.macro
-def exponentials(f, X, top, x, most, total, mean=None):
+def store(f, x, Y, Flat, top, c, cut):
+    """Store chunk c of the rows from `top` on, as `load` reads it."""
+    t = f.tile
+    if f.shifted and cut:
+        for i, j in T.Parallel(t.rows, t.width):
+            at = column(f, top, c, j)
+            if (at >= 0) & (at < f.n):
+                Y[top, at] = x[i, j]
+    elif f.shifted:
+        T.copy(x, Flat[0, top * f.n // VECTOR * VECTOR + c * t.width])
+    else:
+        T.copy(x, Y[top, c * t.width])
+
+
+@T.macro
+def add_chunk(f, X, Flat, top, c, cut, x, known, most, total, mean):
+    """A chunk of `exponentials`."""
+    t = f.tile
+    before = T.alloc_fragment((t.rows,), f.acc)
+    load(f, X, Flat, top, c, x, cut, -T.infinity(f.acc) if mean is None else 0)
+    if mean is not None:
+        T.reduce_sum(x, mean, dim=1, clear=False)
+        if cut:
+            for i, j in T.Parallel(t.rows, t.width):
+                at = column(f, top, c, j)
+                x[i, j] = T.if_then_else((at >= 0) & (at < f.n), x[i, j], -T.infinity(f.acc))
+    for i in T.Parallel(t.rows):
+        before[i] = known[i]
+    T.reduce_max(x, known, dim=1, clear=False)
+    for i in T.Parallel(t.rows):
+        most[i] = T.if_then_else(known[i] == -T.infinity(f.acc), T.cast(0, f.acc), known[i])
+        total[i] = total[i] * f.exp(before[i] - most[i])
+    for i, j in T.Parallel(t.rows, t.width):
+        x[i, j] = f.exp(x[i, j] - most[i])
+    T.reduce_sum(x, total, dim=1, clear=False)
+
+
+@T.macro
+def exponentials(f, X, Flat, top, x, most, total, mean=None):
     """The maximum of each row (0 where all are -inf) and the sum of exp(x - maximum); x has the exponentials of the last chunk.
 
     mean: gets the mean of each row, if it is given.
     """
     t = f.tile
-    before, known = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
+    known = T.alloc_fragment((t.rows,), f.acc)
     T.fill(known, -T.infinity(f.acc))
     T.clear(total)
     if mean is not None:
         T.clear(mean)
-    for c in T.serial(t.chunks):
-        T.copy(X[top, c * t.width], x)
-        if mean is not None:
-            T.reduce_sum(x, mean, dim=1, clear=False)
-        if f.n % t.width:
-            for i, j in T.Parallel(t.rows, t.width):
-                x[i, j] = T.if_then_else(c * t.width + j < f.n, x[i, j], -T.infinity(f.acc))
-        for i in T.Parallel(t.rows):
-            before[i] = known[i]
-        T.reduce_max(x, known, dim=1, clear=False)
-        for i in T.Parallel(t.rows):
-            most[i] = T.if_then_else(known[i] == -T.infinity(f.acc), T.cast(0, f.acc), known[i])
-            total[i] = total[i] * f.exp(before[i] - most[i])
-        for i, j in T.Parallel(t.rows, t.width):
-            x[i, j] = f.exp(x[i, j] - most[i])
-        T.reduce_sum(x, total, dim=1, clear=False)
+    for c in T.serial(*f.whole):
+        add_chunk(f, X, Flat, top, c, False, x, known, most, total, mean)
+    for e in T.serial(f.cut):
+        add_chunk(f, X, Flat, top, f.nth_cut(e), True, x, known, most, total, mean)
     if mean is not None:
         for i in T.Parallel(t.rows):
             mean[i] = mean[i] / T.cast(f.n, f.acc)
 
 
+@T.macro
+def scale_chunk(f, X, Y, flats, top, c, cut, x, most, total):
+    """Store a chunk of the rows' exponentials, of which x has the only one, or computes them again, times `total`."""
+    t = f.tile
+    if t.chunks > 1:
+        load(f, X, flats[0], top, c, x, cut)
+        for i, j in T.Parallel(t.rows, t.width):
+            x[i, j] = f.exp(x[i, j] - most[i])
+    for i, j in T.Parallel(t.rows, t.width):
+        x[i, j] = x[i, j] * total[i]
+    store(f, x, Y, flats[1], top, c, cut)
+
+
 def softmax_forward(f: SoftmaxForm) -> Any:
-    """The kernel (X, Y)."""
-    t, n, m = f.tile, f.n, T.dynamic("m")
+    """The kernel (X, Y, FlatX, FlatY)."""
+    t, n, m, v = f.tile, f.n, *T.dynamic("m, v")
 
     @T.prim_func
-    def softmax(X: T.Tensor((m, n), f.kind), Y: T.Tensor((m, n), f.kind)):
+    def softmax(X: T.Tensor((m, n), f.kind), Y: T.Tensor((m, n), f.kind), FlatX: f.flat(v), FlatY: f.flat(v)):
         with T.Kernel(T.ceildiv(m, t.rows), threads=t.threads) as bx:
             x = T.alloc_fragment((t.rows, t.width), f.acc)
             most, total = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
-            exponentials(f, X, bx * t.rows, x, most, total)
+            exponentials(f, X, FlatX, bx * t.rows, x, most, total)
             for i in T.Parallel(t.rows):
                 total[i] = T.cast(1, f.acc) / total[i]
-            for c in T.serial(t.chunks):
-                if t.chunks > 1:
-                    T.copy(X[bx * t.rows, c * t.width], x)
-                    for i, j in T.Parallel(t.rows, t.width):
-                        x[i, j] = f.exp(x[i, j] - most[i])
-                for i, j in T.Parallel(t.rows, t.width):
-                    x[i, j] = x[i, j] * total[i]
-                T.copy(x, Y[bx * t.rows, c * t.width])
+            for c in T.serial(*f.whole):
+                scale_chunk(f, X, Y, (FlatX, FlatY), bx * t.rows, c, False, x, most, total)
+            for e in T.serial(f.cut):
+                scale_chunk(f, X, Y, (FlatX, FlatY), bx * t.rows, f.nth_cut(e), True, x, most, total)
 
     return softmax
 
 
+@T.macro
+def load_both(f, Y, dY, flats, top, c, cut, y, g):
+    load(f, Y, flats[0], top, c, y, cut)
+    load(f, dY, flats[1], top, c, g, cut)
+
+
+@T.macro
+def add_products(f, Y, dY, flats, top, c, cut, y, g, both, total):
+    """Add the sum of y dy of a chunk."""
+    load_both(f, Y, dY, flats, top, c, cut, y, g)
+    for i, j in T.Parallel(f.tile.rows, f.tile.width):
+        both[i, j] = y[i, j] * g[i, j]
+    T.reduce_sum(both, total, dim=1, clear=False)
+
+
+@T.macro
+def gradient_chunk(f, Y, dY, dX, flats, top, c, cut, y, g, total):
+    """Store the gradient of a chunk, of which y and g have the only one, or that is read again."""
+    if f.tile.chunks > 1:
+        load_both(f, Y, dY, flats, top, c, cut, y, g)
+    for i, j in T.Parallel(f.tile.rows, f.tile.width):
+        g[i, j] = y[i, j] * (g[i, j] - total[i])
+    store(f, g, dX, flats[2], top, c, cut)
+
+
 def softmax_backward(f: SoftmaxForm) -> Any:
-    """The kernel (Y, dY, dX)."""
-    t, n, m = f.tile, f.n, T.dynamic("m")
+    """The kernel (Y, dY, dX, FlatY, FlatdY, FlatdX)."""
+    t, n, m, v = f.tile, f.n, *T.dynamic("m, v")
 
     @T.prim_func
-    def softmax_gradient(Y: T.Tensor((m, n), f.kind), dY: T.Tensor((m, n), f.kind), dX: T.Tensor((m, n), f.kind)):
+    def softmax_gradient(Y: T.Tensor((m, n), f.kind), dY: T.Tensor((m, n), f.kind), dX: T.Tensor((m, n), f.kind),
+                         FlatY: f.flat(v), FlatdY: f.flat(v), FlatdX: f.flat(v)):
         with T.Kernel(T.ceildiv(m, t.rows), threads=t.threads) as bx:
+            flats, top = (FlatY, FlatdY, FlatdX), bx * t.rows
             y, g = (T.alloc_fragment((t.rows, t.width), f.acc) for _ in range(2))
             both, total = T.alloc_fragment((t.rows, t.width), f.acc), T.alloc_fragment((t.rows,), f.acc)
             T.clear(total)
-            for c in T.serial(t.chunks):
-                T.copy(Y[bx * t.rows, c * t.width], y)
-                T.copy(dY[bx * t.rows, c * t.width], g)
-                for i, j in T.Parallel(t.rows, t.width):
-                    both[i, j] = y[i, j] * g[i, j]
-                T.reduce_sum(both, total, dim=1, clear=False)
-            for c in T.serial(t.chunks):
-                if t.chunks > 1:
-                    T.copy(Y[bx * t.rows, c * t.width], y)
-                    T.copy(dY[bx * t.rows, c * t.width], g)
-                for i, j in T.Parallel(t.rows, t.width):
-                    g[i, j] = y[i, j] * (g[i, j] - total[i])
-                T.copy(g, dX[bx * t.rows, c * t.width])
+            for c in T.serial(*f.whole):
+                add_products(f, Y, dY, flats, top, c, False, y, g, both, total)
+            for e in T.serial(f.cut):
+                add_products(f, Y, dY, flats, top, f.nth_cut(e), True, y, g, both, total)
+            for c in T.serial(*f.whole):
+                gradient_chunk(f, Y, dY, dX, flats, top, c, False, y, g, total)
+            for e in T.serial(f.cut):
+                gradient_chunk(f, Y, dY, dX, flats, top, f.nth_cut(e), True, y, g, total)
 
     return softmax_gradient
 
@@ -197,18 +310,19 @@ def loss_of(f: EntropyForm, s: Any, at_label: Any, mean: Any) -> Any:
 
 
 def entropy_forward(f: EntropyForm) -> Any:
-    """The kernel (X, labels, each, logs, loss, count): each row's loss and s, and their sum or
+    """The kernel (X, labels, each, logs, loss, count, Flat): each row's loss and s, and their sum or
     mean, and the number of rows that are not ignored."""
-    t, n, rows, m = f.tile, f.n, f.rows, T.dynamic("m")
+    t, n, rows, m, v = f.tile, f.n, f.rows, *T.dynamic("m, v")
 
     @T.prim_func
     def cross_entropy(X: T.Tensor((m, n), f.kind), labels: T.Tensor((m,), f.labels), each: T.Tensor((m,), f.acc),
-                      logs: T.Tensor((m,), f.acc), loss: T.Tensor((1,), f.acc), count: T.Tensor((1,), f.acc)):
+                      logs: T.Tensor((m,), f.acc), loss: T.Tensor((1,), f.acc), count: T.Tensor((1,), f.acc),
+                      Flat: rows.flat(v)):
         with T.Kernel(T.ceildiv(m, t.rows), threads=t.threads) as bx:
             x = T.alloc_fragment((t.rows, t.width), f.acc)
             most, total, mean = (T.alloc_fragment((t.rows,), f.acc) for _ in range(3))
             T.clear(mean)
-            exponentials(rows, X, bx * t.rows, x, most, total, mean if f.smoothing != 0 else None)
+            exponentials(rows, X, Flat, bx * t.rows, x, most, total, mean if f.smoothing != 0 else None)
             for i in T.Parallel(t.rows):
                 row = bx * t.rows + i
                 if row < m:
@@ -225,29 +339,46 @@ def entropy_forward(f: EntropyForm) -> Any:
 
 
 def entropy_backward(f: EntropyForm) -> Any:
-    """The kernel (X, labels, logs, count, grad, dX)."""
-    t, n, rows, m = f.tile, f.n, f.rows, T.dynamic("m")
+    """The kernel (X, labels, logs, count, grad, dX, Flat, FlatdX)."""
+    t, n, rows, m, v = f.tile, f.n, f.rows, *T.dynamic("m, v")
 
     @T.prim_func
     def cross_entropy_gradient(X: T.Tensor((m, n), f.kind), labels: T.Tensor((m,), f.labels), logs: T.Tensor((m,), f.acc),
                                count: T.Tensor((1,), f.acc), grad: T.Tensor((m if f.reduction == "none" else 1,), f.acc),
-                               dX: T.Tensor((m, n), f.kind)):
+                               dX: T.Tensor((m, n), f.kind), Flat: rows.flat(v), FlatdX: rows.flat(v)):
         with T.Kernel(T.ceildiv(m, t.rows), t.chunks, threads=t.threads) as (bx, c):
-            x, label = T.alloc_fragment((t.rows, t.width), f.acc), T.alloc_fragment((t.rows,), "int64")
+            x, place = T.alloc_fragment((t.rows, t.width), f.acc), T.alloc_fragment((t.rows,), "int32")
             s, factor = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
-            T.copy(X[bx * t.rows, c * t.width], x)
-            T.copy(logs[bx * t.rows], s)
             for i in T.Parallel(t.rows):
                 row = T.min(bx * t.rows + i, m - 1)
-                label[i] = T.cast(labels[row], "int64")
-                given = grad[row if f.reduction == "none" else 0]
-                factor[i] = known_or_nan(f, label[i], given / count[0] if f.reduction == "mean" else given)
+                label, given = T.cast(labels[row], "int64"), grad[row if f.reduction == "none" else 0]
+                s[i] = logs[row]
+                place[i] = T.cast(T.max(T.min(label, n), -1) - column(rows, bx * t.rows, c, 0), "int32")
+                factor[i] = T.if_then_else(label == f.ignored, T.cast(0, f.acc), known_or_nan(
+                    f, label, given / count[0] if f.reduction == "mean" else given))
+            if rows.shifted:
+                if (c >= rows.whole[0]) & (c < rows.whole[1]):
+                    load(rows, X, Flat, bx, c, x, False)
+                else:
+                    load(rows, X, Flat, bx, c, x, True)
+            else:
+                load(rows, X, Flat, bx * t.rows, c, x, False)
             for i, j in T.Parallel(t.rows, t.width):
-                p = rows.exp(x[i, j] - s[i]) * (1 + rows.number(2 * f.z_loss) * s[i])
-                hit = T.if_then_else(c * t.width + j == label[i], rows.number(1 - f.smoothing), T.cast(0, f.acc))
-                found = (p - hit - rows.number(f.smoothing / n)) * factor[i]
-                x[i, j] = T.if_then_else(label[i] == f.ignored, T.cast(0, f.acc), found)
-            T.copy(x, dX[bx * t.rows, c * t.width])
+                x[i, j] = rows.exp(x[i, j] - s[i])
+            if f.z_loss != 0:
+                for i, j in T.Parallel(t.rows, t.width):
+                    x[i, j] = x[i, j] * (1 + rows.number(2 * f.z_loss) * s[i])
+            for i, j in T.Parallel(t.rows, t.width):
+                hit = T.if_then_else(place[i] == j, rows.number(1 - f.smoothing), T.cast(0, f.acc))
+                x[i, j] = T.if_then_else(factor[i] == 0, T.cast(0, f.acc), (
+                    x[i, j] - hit - rows.number(f.smoothing / n)) * factor[i])
+            if rows.shifted:
+                if (c >= rows.whole[0]) & (c < rows.whole[1]):
+                    store(rows, x, dX, FlatdX, bx, c, False)
+                else:
+                    store(rows, x, dX, FlatdX, bx, c, True)
+            else:
+                store(rows, x, dX, FlatdX, bx * t.rows, c, False)
 
     return cross_entropy_gradient
 
@@ -318,9 +449,10 @@ def _softmax_run(make: Any, each: int, x: Any, *others: Any) -> None:
     """others: the gradient of the result, for backward; then the target and the result."""
     *grads, out = (y for y in others if y is not None and not isinstance(y, str))
     if 0 not in x.shape:
-        n, kind, at = x.shape[-1], type_name(x), running_on(x, next((y for y in others if isinstance(y, str)), None))
-        kernel = at.kernel(make, SoftmaxForm(n, kind, accumulator(kind), RowTile.of(n, each)))
-        kernel(*(as_rows(y, n) for y in (x, *grads)), out.reshape(-1, n))
+        n, at = x.shape[-1], running_on(x, next((y for y in others if isinstance(y, str)), None))
+        f = SoftmaxForm.of(x, at, each)
+        given = *(as_rows(y, n) for y in (x, *grads)), out.reshape(-1, n)
+        at.kernel(make, f)(*given, *map(f.vectors, given))
 
 
 SOFTMAX = Function("softmax", Step("Tensor x, str? target", _softmax_results, partial(_softmax_run, softmax_forward, 32)),
@@ -328,9 +460,9 @@ SOFTMAX = Function("softmax", Step("Tensor x, str? target", _softmax_results, pa
                    lambda needs, given, made: (made[0], given[1]), (0,))
 
 
-def _entropy_form(x: Any, labels: Any, ignored: int, smoothing: float, z_loss: float, reduction: str) -> EntropyForm:
-    n, kind = int(x.shape[-1]), type_name(x)
-    return EntropyForm(n, kind, accumulator(kind), RowTile.of(n), type_name(labels), reduction, ignored, smoothing, z_loss)
+def _entropy_form(x: Any, labels: Any, at: Place, ignored: int, smoothing: float, z_loss: float, reduction: str
+                  ) -> EntropyForm:
+    return EntropyForm(*SoftmaxForm.of(x, at), type_name(labels), reduction, ignored, smoothing, z_loss)
 
 
 def _entropy_results(x: Any, labels: Any, *options: Any) -> Results:
@@ -346,10 +478,11 @@ def _entropy_run(x: Any, labels: Any, *others: Any) -> None:
     if rows == 0 or n == 0:
         loss[...] = float("nan") if options[-1] == "mean" else 0.0
         return
-    f = _entropy_form(x, labels, *options)
+    at, x = running_on(x, target), as_rows(x, n)
+    f = _entropy_form(x, labels, at, *options)
     each = empty(x, (rows,), f.acc) if whole else loss.reshape(rows)
-    running_on(x, target).kernel(entropy_forward, f)(as_rows(x, n), as_rows(labels, 1).reshape(rows), each, logs,
-                                                     loss.reshape(1) if whole else None, count if whole else None)
+    at.kernel(entropy_forward, f)(x, as_rows(labels, 1).reshape(rows), each, logs, loss.reshape(1) if whole else None,
+                                  count if whole else None, f.rows.vectors(x))
 
 
 def _entropy_gradient_results(x: Any, *others: Any) -> Results:
@@ -359,10 +492,11 @@ def _entropy_gradient_results(x: Any, *others: Any) -> Results:
 def _entropy_gradient(x: Any, labels: Any, logs: Any, count: Any, *others: Any) -> None:
     *options, target, grad, dx = others
     if 0 not in x.shape:
-        n, f = x.shape[-1], _entropy_form(x, labels, *options)
-        running_on(x, target).kernel(entropy_backward, f)(
-            as_rows(x, n), as_rows(labels, 1).reshape(-1), logs, count if f.reduction == "mean" else None,
-            as_rows(grad, 1).reshape(-1), dx.reshape(-1, n))
+        n, at = x.shape[-1], running_on(x, target)
+        x, dx, f = as_rows(x, n), dx.reshape(-1, n), _entropy_form(x, labels, at, *options)
+        at.kernel(entropy_backward, f)(
+            x, as_rows(labels, 1).reshape(-1), logs, count if f.reduction == "mean" else None, as_rows(grad, 1).reshape(-1), dx,
+            f.rows.vectors(x), f.rows.vectors(dx))
 
 
 CROSS_ENTROPY = Function(
