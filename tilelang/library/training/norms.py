@@ -287,6 +287,7 @@ def add_up(f, p, partials, dW, dB):
         tile = T.alloc_fragment((_TALL, _NARROW), f.acc)
         total, column = T.alloc_fragment((_TALL, _NARROW), f.acc), T.alloc_fragment((_NARROW,), f.acc)
         T.clear(total)
+        T.pdl_sync()
         for k in T.serial(T.ceildiv(p, _TALL)):
             T.copy(partials[which, k * _TALL, bx * _NARROW], tile)
             for i, j in T.Parallel(_TALL, _NARROW):

@@ -283,6 +283,7 @@ def reduce_rows(f, m, labels, each, total, count):
         loss, one = T.alloc_fragment((1,), f.acc), T.alloc_fragment((1,), f.acc)
         T.clear(losses)
         T.clear(ones)
+        T.pdl_sync()
         for k in T.serial(T.ceildiv(m, _REDUCED)):
             for i in T.Parallel(_REDUCED):
                 row = k * _REDUCED + i
