@@ -7,7 +7,7 @@ from covering import every_pair
 
 from tilelang.errors import TileLangError
 from tilelang.library import cross_entropy, layer_norm, rms_norm, softmax, swiglu
-from tilelang.library.training import rows
+from tilelang.library.training import rows, softmax as softmax_kernels
 from tilelang.library.training.norms import LAYER_NORM, RMS_NORM
 from tilelang.library.training.softmax import CROSS_ENTROPY, SOFTMAX
 from tilelang.library.training.swiglu import SWIGLU
@@ -126,6 +126,27 @@ def test_swiglu(m, n, kind, packed, where):
     s = 1 / (1 + np.exp(-G))
     for got, want in ((y, G * s * U), (dg, DY * U * s * (1 + G * (1 - s))), (du, DY * G * s)):
         close(got, want, abs(DY * U) + abs(DY) + abs(want), kind)
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32"])
+@pytest.mark.parametrize("widest", [512, 8192])  # several chunks, and one
+def test_long_rows_at_odd_addresses(kind, widest, monkeypatch):
+    """They are read and stored in the vectors of the whole tensor; the last one ends inside of a vector."""
+    monkeypatch.setattr(softmax_kernels, "SHIFTED", 100)
+    monkeypatch.setattr(rows, "WIDEST", widest)
+    monkeypatch.setattr(rows, "MOST_THREADS", widest // 8)
+    test_softmax(2, 1101, kind, False, "sm_90a")
+    test_cross_entropy(2, 1101, kind, False, ("mean", 0.1, 1e-3, "int64"), "sm_90a")
+
+
+def test_tiles_have_whole_warps_and_few_elements_a_thread():
+    for n in (*range(1, 600), *range(601, 40000, 37), 128256, 262144):
+        for each in (16, 32):
+            t = rows.RowTile.of(n, each)
+            assert t.width * t.chunks >= n > t.width * (t.chunks - 1) and t.threads % 32 == 0 and t.threads <= 1024
+            assert -(-t.width // 8) * t.rows <= t.threads * max(2, each // 8)
+        t = rows.RowTile.staged(n)
+        assert n > 16384 if t is None else t.width >= n and t.rows * t.width <= 16 * t.threads <= 16384
 
 
 def test_labels_that_are_no_column_give_nan_and_a_mean_of_nothing_too():
