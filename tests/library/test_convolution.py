@@ -16,6 +16,9 @@ CASES = {"3x3": (2, 7, 6, 64, 64, (3, 3), (1, 1), (1, 1), (1, 1), "float16"),
          "stride": (2, 8, 9, 64, 64, (3, 3), (2, 2), (1, 1), (1, 1), "float16"),
          "few channels": (2, 7, 6, 16, 32, (3, 3), (1, 1), (1, 1), (1, 1), "float16"),
          "1x1": (3, 6, 5, 32, 16, (1, 1), (2, 2), (0, 0), (1, 1), "float16"),
+         "first layer": (2, 12, 11, 3, 64, (7, 7), (2, 2), (3, 3), (1, 1), "float16"),
+         "patches": (2, 8, 9, 3, 32, (4, 4), (4, 4), (0, 0), (1, 1), "float16"),
+         "odd blocks": (1, 9, 10, 5, 16, (3, 2), (2, 3), (1, 0), (1, 1), "float16"),
          "uneven": (1, 9, 8, 3, 5, (3, 2), (2, 3), (1, 0), (1, 2), "float32"),
          "float64": (1, 6, 6, 4, 3, (2, 3), (1, 2), (2, 1), (3, 1), "float64")}
 
@@ -51,7 +54,7 @@ def test_results_and_gradients_of_the_reference_interpreter():
     check("1x1", "tile", 1e-3)
 
 
-@pytest.mark.parametrize("name", ["3x3", "stride", "uneven"])
+@pytest.mark.parametrize("name", ["3x3", "stride", "uneven", "first layer", "patches", "odd blocks"])
 def test_results_and_gradients_on_the_device_simulator(name):
     check(name, "cuda -arch=sm_90a", 1e-3)
 

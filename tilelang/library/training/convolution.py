@@ -32,6 +32,7 @@ from ..gemm.plan import choose_tile
 from ..gemm.problem import TYPES
 from ..gemm.tile import Chip, Tile, TileProblem, without_wgmma
 from ..place import Place, target_text
+from .pixel_blocks import CHANNELS, Blocks, blocks_of, gather_blocks, scatter_blocks
 from .rows import check_alike
 
 _STEP = 64  # columns of k that a tile of 16-bit elements has at least, where the channels permit it
@@ -151,9 +152,29 @@ def _matrix(f: ConvForm, weight: Any) -> Any:
     return contiguous(weight).reshape(f.features, f.columns)
 
 
+@lru_cache(maxsize=4096)
+def in_blocks(f: ConvForm, at: Place) -> tuple[ConvForm, Blocks, Blocks] | None:
+    """The form over blocks of pixels, and the blocks of images and weights, where TMA can load these and not the pixels."""
+    if f.image[2] % CHANNELS == 0 or _chip(f, at, True)[0].kind != "wgmma" or TYPES[f.kind][0] != "half" or max(f.dilation) > 1:
+        return None
+    images, weights, pads = blocks_of(f.image, f.kernel, f.stride, f.pad, f.kind)
+    return f._replace(image=images.shape, kernel=weights.grid, stride=(1, 1), pad=tuple(p for p, _ in pads),
+                      behind=tuple(q - p for p, q in pads)), images, weights
+
+
+def _gathered(at: Place, b: Blocks, x: Any) -> Any:
+    """Images of blocks."""
+    y = empty(x, (x.shape[0], *b.shape), b.kind)
+    at.kernel(gather_blocks, b)(contiguous(x), y)
+    return y
+
+
 def _run(x: Any, weight: Any, stride: list[int], padding: list[int], dilation: list[int], target: str | None, y: Any) -> None:
     f, at = _form(x, weight, stride, padding, dilation), running_on(x, target)
     if 0 not in y.shape:
+        if found := in_blocks(f, at):
+            f, *blocks = found
+            x, weight = (_gathered(at, b, t) for b, t in zip(blocks, (x, weight)))
         f = tiled(f, at, power(x.shape[0]) * f.out[0] * f.out[1])
         kernel, w = at.kernel(convolution, f, cluster=f.tile.cluster or None), _matrix(f, weight)
         in_chunks(lambda x, y: kernel(x, w, y), _images(f, f.out), contiguous(x), y)
@@ -180,11 +201,18 @@ def _gradient(x: Any, weight: Any, needs: list[bool], stride: list[int], padding
     if needs[1] and not rows:
         dw = zeros(x, tuple(weight.shape), f.kind)
     elif needs[1]:
+        whole, found = dw, in_blocks(f, at)
+        if found:
+            f, images, weights = found
+            x, dw = _gathered(at, images, x), empty(x, (f.features, *weights.shape), f.kind)
         g = tiled_for_weights(f, at, power(x.shape[0]) * f.out[0] * f.out[1])
         partial = empty(x, (g.splits, f.features, f.columns), f.acc)
         steps = ceil(rows / (g.tile.bk * g.splits))
         kernel = at.kernel(weight_gradient, g, **SPLIT)
         kernel(contiguous(x), dy, steps, partial, dw.reshape(f.features, f.columns))
+        if found:
+            at.kernel(scatter_blocks, weights)(dw, whole)
+        dw = whole
     return dx, dw
 
 
@@ -204,7 +232,8 @@ class ConvForm(NamedTuple):
     """What a kernel is compiled for, for any number of images.
 
     image: height, width and channels.  features: of the result.  kernel, stride, dilation, pad: for height and width.
-    kind, acc: element types.  splits: of the pixels, for the gradient of weights.  mixed: tiles of all classes of the gradient
+    behind: pixels that the padding behind the image has more than that before it.  kind, acc: element types.  splits: of the
+    pixels, for the gradient of weights.  mixed: tiles of all classes of the gradient
     of images that run at a time; 0 for one class after another.
     """
 
@@ -219,13 +248,19 @@ class ConvForm(NamedTuple):
     tile: Tile
     splits: int = 1
     mixed: int = 0
+    behind: tuple[int, int] = (0, 0)
 
     @property
     def out(self) -> tuple[int, int]:
         """Height and width of the result."""
-        h, w = ((self.image[d] + 2 * self.pad[d] - self.dilation[d] * (self.kernel[d] - 1) - 1) // self.stride[d] + 1
-                for d in (0, 1))
+        h, w = ((self.image[d] + 2 * self.pad[d] + self.behind[d] - self.dilation[d] * (self.kernel[d] - 1) - 1)
+                // self.stride[d] + 1 for d in (0, 1))
         return h, w
+
+    @property
+    def around(self) -> Any:
+        """The padding as T.im2col takes it."""
+        return tuple((p, p + more) for p, more in zip(self.pad, self.behind)) if any(self.behind) else self.pad
 
     @property
     def columns(self) -> int:
@@ -257,7 +292,7 @@ def convolution(f: ConvForm) -> Any:
             T.use_swizzle(t.panel_size, order=t.order)
             T.clear(acc)
             for k in T.Pipelined(ceil(f.columns / t.bk), num_stages=t.stages):
-                T.im2col(X, Xs, by, k, f.kernel, f.stride, f.dilation, f.pad)
+                T.im2col(X, Xs, by, k, f.kernel, f.stride, f.dilation, f.around)
                 T.copy(W[bx * t.bn, k * t.bk], Ws)
                 T.gemm(Xs, Ws, acc, transpose_B=True)
             T.copy(acc, Rows[by * t.bm, bx * t.bn])
@@ -406,7 +441,7 @@ def weight_gradient(f: ConvForm) -> Any:
             T.clear(acc)
             for k in T.Pipelined(steps, num_stages=t.stages):
                 T.copy(Rows[(bz * steps + k) * t.bk, by * t.bm], Ys)
-                T.im2col(X, Xs, bz * steps + k, bx, f.kernel, f.stride, f.dilation, f.pad)
+                T.im2col(X, Xs, bz * steps + k, bx, f.kernel, f.stride, f.dilation, f.around)
                 T.gemm(Ys, Xs, acc, transpose_A=True)
             T.copy(acc, P[bz, by * t.bm, bx * t.bn])
         with T.Kernel(T.ceildiv(f.columns, across), T.ceildiv(f.features, down), threads=256) as (bx, by):
