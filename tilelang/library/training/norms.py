@@ -67,14 +67,20 @@ def _form(x: Any, weight: Any, bias: Any, centred: bool) -> NormForm:
 
 
 @lru_cache(1024)
-def _backward_form(at: Place, f: NormForm, item: int, summed: bool) -> NormForm:
-    """The form of backward for that of forward: with copies ahead of their use, where rows begin at multiples of 16 bytes and
-    two tiles fit the shared memory of a block.  item: bytes of an element."""
+def _on_their_way(at: Place, f: NormForm, item: int, tensors: int) -> NormForm:
+    """The form with copies of so many tensors' rows ahead of their use, where rows begin at multiples of 16 bytes and two tiles
+    fit an SM's shared memory.  item: bytes of an element."""
     if (tile := RowTile.staged(f.n)) and at.chip.kind != "cpu" and f.n * item % 16 == 0:
-        stages = min(_STAGES, (at.chip.shared - _BESIDE) // (2 * tile.rows * tile.width * item))
+        room = min(at.chip.shared, at.chip.shared_sm // _per_sm(tile)) - _BESIDE
+        stages = min(_STAGES, room // (tensors * tile.rows * tile.width * item))
         if stages > 1:
-            return f._replace(tile=tile, summed=summed, stages=stages)
-    return f._replace(tile=RowTile.of(f.n, 16), summed=summed)  # the sums take registers too
+            return f._replace(tile=tile, stages=stages)
+    return f
+
+
+def _per_sm(tile: RowTile) -> int:
+    """Blocks of an SM that go over rows."""
+    return max(1, _BUSY // tile.threads)
 
 
 def _vector(v: Any) -> Any:
@@ -95,8 +101,10 @@ def _forward_results(centred: bool, x: Any, weight: Any, bias: Any, eps: float, 
 
 def _forward(centred: bool, x: Any, weight: Any, bias: Any, eps: float, target: str | None, y: Any, stats: Any) -> None:
     if 0 not in x.shape:
-        n, kernel = x.shape[-1], running_on(x, target).kernel(norm_forward, _form(x, weight, bias, centred))
-        kernel(as_rows(x, n), *map(_vector, (weight, bias)), eps, y.reshape(-1, n), stats)
+        n, at = x.shape[-1], running_on(x, target)
+        f = _on_their_way(at, _form(x, weight, bias, centred), x.itemsize, 1)
+        at.kernel(norm_forward, f)(as_rows(x, n), *map(_vector, (weight, bias)), eps, _blocks(at, f, stats.shape[1]),
+                                   y.reshape(-1, n), stats)
 
 
 def _backward_results(centred: bool, x: Any, weight: Any, bias: Any, *others: Any) -> Results:
@@ -113,7 +121,8 @@ def _backward(centred: bool, x: Any, weight: Any, bias: Any, stats: Any, summed:
             v[...] = 0
         return
     at = running_on(x, target)
-    f = _backward_form(at, _form(x, weight, bias, centred), x.itemsize, summed)
+    f = _form(x, weight, bias, centred)._replace(tile=RowTile.of(x.shape[-1], 16), summed=summed)  # sums take registers too
+    f = _on_their_way(at, f, x.itemsize, 2)
     n, rows = f.n, stats.shape[1]
     blocks = _blocks(at, f, rows)
     partials = empty(x, (2, blocks, n), f.acc)
@@ -125,7 +134,7 @@ def _backward(centred: bool, x: Any, weight: Any, bias: Any, stats: Any, summed:
 
 def _blocks(at: Place, f: NormForm, rows: int) -> int:
     """The number of blocks that go over the rows: those that run at once."""
-    return max(1, min(-(-rows // f.tile.rows), at.chip.sms * max(1, _BUSY // f.tile.threads)))
+    return max(1, min(-(-rows // f.tile.rows), at.chip.sms * _per_sm(f.tile)))
 
 
 def _norm(name: str, centred: bool) -> Function:
@@ -169,9 +178,9 @@ class NormForm(NamedTuple):
         return T.Tensor((self.n if kind else 1,), kind or self.acc)
 
     @property
-    def weights(self) -> str:
-        """The type of the weights in registers, which one block keeps for all of its rows."""
-        return self.weight or self.acc
+    def registers(self) -> tuple[str, str]:
+        """The types of weights and bias in registers."""
+        return self.weight or self.acc, self.bias or self.acc
 
     def stats(self, m: Any) -> Any:
         """The parameter with r of each of m rows, and for layer norm its mean."""
@@ -197,65 +206,109 @@ def moments(f, x, c, mean, square):
     T.reduce_sum(d, square, dim=1)
 
 
+@T.macro
+def inverted(f, square, eps):
+    """1 / sqrt(square / n + eps) in place of the sums of squares."""
+    for i in T.Parallel(f.tile.rows):
+        square[i] = T.rsqrt(square[i] / T.cast(f.n, f.acc) + eps)
+
+
+@T.macro
+def vectors(f, W, B, c, w, b):
+    """Columns of chunk c of the weights and the bias."""
+    if f.weight != "":
+        T.copy(W[c * f.tile.width], w)
+    if f.bias != "":
+        T.copy(B[c * f.tile.width], b)
+
+
+@T.macro
+def scaled(f, x, mean, r, w, b):
+    """(x - mean) r w + b, in place."""
+    t = f.tile
+    for i, j in T.Parallel(t.rows, t.width):
+        x[i, j] = (x[i, j] - mean[i]) * r[i]
+    weighted(f, w, x)
+    if f.bias != "":
+        for i, j in T.Parallel(t.rows, t.width):
+            x[i, j] = x[i, j] + b[j]
+
+
 def norm_forward(f: NormForm) -> Any:
-    """The kernel (X, W, B, eps, Y, Stats).  Stats: r of each row, and for layer norm its mean."""
+    """The kernel (X, W, B, eps, blocks, Y, Stats).  Stats: r of each row, and for layer norm its mean.
+
+    Where copies of rows run ahead, `blocks` blocks go over the rows and keep the weights; else there is one for each tile.
+    """
     t, n = f.tile, f.n
-    m = T.dynamic("m")
+    m, rows = T.dynamic("m"), (t.rows, t.width)
 
     @T.prim_func
     def norm(X: T.Tensor((m, n), f.kind), W: f.vector(f.weight), B: f.vector(f.bias), eps: getattr(T, f.acc),
-             Y: T.Tensor((m, n), f.kind), Stats: f.stats(m)):
-        with T.Kernel(T.ceildiv(m, t.rows), threads=t.threads) as bx:
-            x = T.alloc_fragment((t.rows, t.width), f.acc)
+             blocks: T.int32, Y: T.Tensor((m, n), f.kind), Stats: f.stats(m)):
+        with T.Kernel(blocks if f.stages else T.ceildiv(m, t.rows), threads=t.threads) as bx:
+            x = T.alloc_fragment(rows, f.acc)
+            w, b = T.alloc_fragment((t.width,), f.registers[0]), T.alloc_fragment((t.width,), f.registers[1])
             mean, square = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
-            T.copy(X[bx * t.rows, 0], x)
-            moments(f, x, 0, mean, square)
-            if t.chunks > 1:
-                next_mean, next_square = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
-                for c in T.serial(1, t.chunks):
-                    T.copy(X[bx * t.rows, c * t.width], x)
-                    moments(f, x, c, next_mean, next_square)
-                    for i in T.Parallel(t.rows):
-                        here = T.cast(T.min(n - c * t.width, t.width), f.acc)
-                        before = T.cast(c * t.width, f.acc)
-                        step = next_mean[i] - mean[i]
-                        square[i] += next_square[i] + step * step * (before * here / (before + here))
-                        mean[i] += step * (here / (before + here))
-            for i in T.Parallel(t.rows):
-                square[i] = T.rsqrt(square[i] / T.cast(n, f.acc) + eps)
-            for c in T.serial(t.chunks):
+            if f.stages:
+                ahead = T.alloc_shared(rows, f.kind)
+                vectors(f, W, B, 0, w, b)
+                for k in T.Pipelined(T.ceildiv(m - bx * t.rows, blocks * t.rows), num_stages=f.stages):
+                    top = (k * blocks + bx) * t.rows
+                    T.copy(X[top, 0], ahead)
+                    T.copy(ahead, x)
+                    moments(f, x, 0, mean, square)
+                    inverted(f, square, eps)
+                    scaled(f, x, mean, square, w, b)
+                    T.copy(x, Y[top, 0])
+                    T.copy(square, Stats[0, top])
+                    if f.centred:
+                        T.copy(mean, Stats[1, top])
+            else:
+                T.copy(X[bx * t.rows, 0], x)
+                moments(f, x, 0, mean, square)
                 if t.chunks > 1:
-                    T.copy(X[bx * t.rows, c * t.width], x)
-                for i, j in T.Parallel(t.rows, t.width):
-                    x[i, j] = (x[i, j] - mean[i]) * square[i]
-                if f.weight != "":
-                    for i, j in T.Parallel(t.rows, t.width):
-                        x[i, j] = x[i, j] * W[c * t.width + j]
-                if f.bias != "":
-                    for i, j in T.Parallel(t.rows, t.width):
-                        x[i, j] = x[i, j] + B[c * t.width + j]
-                T.copy(x, Y[bx * t.rows, c * t.width])
-            T.copy(square, Stats[0, bx * t.rows])
-            if f.centred:
-                T.copy(mean, Stats[1, bx * t.rows])
+                    next_mean, next_square = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
+                    for c in T.serial(1, t.chunks):
+                        T.copy(X[bx * t.rows, c * t.width], x)
+                        moments(f, x, c, next_mean, next_square)
+                        for i in T.Parallel(t.rows):
+                            here = T.cast(T.min(n - c * t.width, t.width), f.acc)
+                            before = T.cast(c * t.width, f.acc)
+                            step = next_mean[i] - mean[i]
+                            square[i] += next_square[i] + step * step * (before * here / (before + here))
+                            mean[i] += step * (here / (before + here))
+                inverted(f, square, eps)
+                for c in T.serial(t.chunks):
+                    if t.chunks > 1:
+                        T.copy(X[bx * t.rows, c * t.width], x)
+                    vectors(f, W, B, c, w, b)
+                    scaled(f, x, mean, square, w, b)
+                    T.copy(x, Y[bx * t.rows, c * t.width])
+                T.copy(square, Stats[0, bx * t.rows])
+                if f.centred:
+                    T.copy(mean, Stats[1, bx * t.rows])
 
     return norm
 
 
 @T.macro
-def normalised(f, Stats, top, h):
-    """r of the rows from `top` on; h of a chunk of them, in place of x.  It is finite after the last column, where dy is 0."""
-    t = f.tile
-    mean, r = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
+def facts(f, Stats, top, r, mean):
+    """r of the rows from `top` on, and their mean."""
     T.copy(Stats[0, top], r)
     if f.centred:
         T.copy(Stats[1, top], mean)
+
+
+@T.macro
+def normalised(f, h, r, mean):
+    """h of a chunk of rows, in place of x.  It is finite after the last column, where dy is 0."""
+    t = f.tile
+    if f.centred:
         for i, j in T.Parallel(t.rows, t.width):
             h[i, j] = (h[i, j] - mean[i]) * r[i]
     else:
         for i, j in T.Parallel(t.rows, t.width):
             h[i, j] = h[i, j] * r[i]
-    return r
 
 
 @T.macro
@@ -313,7 +366,7 @@ def norm_backward(f: NormForm) -> Any:
     m, p = T.dynamic("m, p")
     rows, long = (t.rows, t.width), t.chunks > 1
     of_weight, of_bias = bool(f.summed and f.weight), bool(f.summed and f.bias)
-    again = f.stages > 0 and t.rows * t.width > 8 * t.threads
+    again = f.stages > 0 and t.threads > 640  # which have no registers for h and g while they wait for the means
 
     @T.prim_func
     def norm_gradient(X: T.Tensor((m, n), f.kind), W: f.vector(f.weight), Stats: f.stats(m), dY: T.Tensor((m, n), f.kind),
@@ -323,14 +376,16 @@ def norm_backward(f: NormForm) -> Any:
         if long:
             with T.Kernel(T.ceildiv(m, t.rows), threads=t.threads) as bx:
                 h, g = T.alloc_fragment(rows, f.acc), T.alloc_fragment(rows, f.acc)
-                w = T.alloc_fragment((t.width,), f.weights)
+                w = T.alloc_fragment((t.width,), f.registers[0])
                 mean_g, mean_gh = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
+                r, mean = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
                 T.clear(mean_g)
                 T.clear(mean_gh)
+                facts(f, Stats, bx * t.rows, r, mean)
                 for c in T.serial(t.chunks):
                     T.copy(X[bx * t.rows, c * t.width], h)
                     T.copy(dY[bx * t.rows, c * t.width], g)
-                    _ = normalised(f, Stats, bx * t.rows, h)
+                    normalised(f, h, r, mean)
                     if f.weight != "":
                         T.copy(W[c * t.width], w)
                     weighted(f, w, g)
@@ -340,8 +395,9 @@ def norm_backward(f: NormForm) -> Any:
                     Means[bx * t.rows + i, 1] = mean_gh[i]
         with T.Kernel(p, t.chunks, threads=t.threads) as (bx, c):
             h, g = T.alloc_fragment(rows, f.acc), T.alloc_fragment(rows, f.acc)
-            w = T.alloc_fragment((t.width,), f.weights)
+            w = T.alloc_fragment((t.width,), f.registers[0])
             mean_g, mean_gh = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
+            r, mean, next_r, next_mean = (T.alloc_fragment((t.rows,), f.acc) for _ in range(4))
             dw, db = T.alloc_fragment(rows, f.acc), T.alloc_fragment(rows, f.acc)
             column = T.alloc_fragment((t.width,), f.acc)
             if f.stages:
@@ -351,8 +407,13 @@ def norm_backward(f: NormForm) -> Any:
             T.clear(mean_g)
             if f.weight != "":
                 T.copy(W[c * t.width], w)
+            facts(f, Stats, bx * t.rows, next_r, next_mean)
             for k in T.Pipelined(T.ceildiv(m - bx * t.rows, p * t.rows), num_stages=f.stages):
                 top = (k * p + bx) * t.rows
+                T.copy(next_r, r)
+                if f.centred:
+                    T.copy(next_mean, mean)
+                facts(f, Stats, top + p * t.rows, next_r, next_mean)
                 if f.stages:
                     T.copy(X[top, c * t.width], x)
                     T.copy(dY[top, c * t.width], dy)
@@ -361,13 +422,13 @@ def norm_backward(f: NormForm) -> Any:
                 else:
                     T.copy(X[top, c * t.width], h)
                     T.copy(dY[top, c * t.width], g)
-                r = normalised(f, Stats, top, h)
+                normalised(f, h, r, mean)
                 if again:
                     weighted(f, w, g)
                     means(f, h, g, mean_g, mean_gh, True)
                     T.copy(x, h)
                     T.copy(dy, g)
-                    r = normalised(f, Stats, top, h)
+                    normalised(f, h, r, mean)
                 for i, j in T.Parallel(t.rows, t.width):
                     if of_weight:
                         dw[i, j] += g[i, j] * h[i, j]

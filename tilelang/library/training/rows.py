@@ -15,7 +15,7 @@ register("training-argument", ValueError, "tensors of a function for training th
          expected="tensors of the shapes and types that the function names")
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-WIDEST = 8192  # columns of a chunk of longer rows than a block has in registers
+CHUNK = 256  # threads for a chunk of rows that are longer than a block has in registers
 _NARROW = 512  # columns up to which a row has a power of two of lanes
 _EACH = 2048  # elements of a tile of 128 threads
 VECTOR = 8  # elements of a load: 16 bytes of 16-bit types
@@ -32,15 +32,16 @@ class RowTile(NamedTuple):
     threads: int
 
     @staticmethod
-    def of(columns: int, each: int = 32) -> RowTile:
+    def of(columns: int, each: int = 32, most: int = 1024) -> RowTile:
         """The tile for rows of so many columns that are loaded to registers.  each: at most so many elements of a tile are in
-        one thread's.
+        one thread's.  most: threads for a whole row; longer rows have chunks.
 
         Threads have whole vectors, as many as leave the fewest threads without one, and of these numbers the largest: a warp
         more is cheaper than a round of loads that half of the warps take.
         """
-        if columns > MOST_THREADS * each:
-            return RowTile(max(1, _EACH // WIDEST), WIDEST, -(-columns // WIDEST), max(128, WIDEST // each))
+        if columns > min(most, MOST_THREADS) * each:
+            width = CHUNK * each
+            return RowTile(max(1, _EACH // width), width, -(-columns // width), max(128, CHUNK))
         if columns <= _NARROW:
             width = max(32, 1 << (columns - 1).bit_length())
             return RowTile(_EACH // width, width, 1, 128)
@@ -53,13 +54,11 @@ class RowTile(NamedTuple):
 
     @staticmethod
     def staged(columns: int) -> RowTile | None:
-        """The tile of rows that copies bring to shared memory ahead of their use; None for rows that are too long.  It has about
-        as many elements as keep the memory of an SM busy while they are used."""
+        """The tile of rows that copies bring to shared memory ahead of their use; None for rows that are too long.  A thread has
+        two vectors: with one, twice as many warps wait for the sums of a row."""
         width = max(32, 1 << (columns - 1).bit_length()) if columns <= _NARROW else -(-columns // VECTOR) * VECTOR
-        rows = max(1, _STAGED // width)
-        threads = -(-rows * width // VECTOR // 32) * 32
-        if threads > MOST_THREADS:
-            threads = -(-threads // 64) * 32
+        rows = 1 << max(1, _STAGED // width).bit_length() - 1
+        threads = -(-rows * width // (64 * VECTOR)) * 32
         return RowTile(rows, width, 1, threads) if threads <= MOST_THREADS else None
 
 

@@ -47,11 +47,11 @@ class SoftmaxForm(NamedTuple):
     shifted: bool = False
 
     @staticmethod
-    def of(x: Any, at: Place, each: int = 32) -> SoftmaxForm:
-        """The form for a tensor.  each: as for RowTile.of."""
+    def of(x: Any, at: Place, each: int = 32, most: int = 1024) -> SoftmaxForm:
+        """The form for a tensor.  each, most: as for RowTile.of."""
         n, kind = int(x.shape[-1]), type_name(x)
         shifted = at.target.is_gpu and n > SHIFTED and n * x.itemsize % 16 != 0 and prod(x.shape) < 2**31
-        tile = RowTile.of(n + VECTOR - 1 if shifted else n, each)
+        tile = RowTile.of(n + VECTOR - 1 if shifted else n, each, most)
         return SoftmaxForm(n, kind, accumulator(kind), tile._replace(rows=1) if shifted else tile, shifted)
 
     @property
@@ -347,7 +347,8 @@ def entropy_backward(f: EntropyForm) -> Any:
     def cross_entropy_gradient(X: T.Tensor((m, n), f.kind), labels: T.Tensor((m,), f.labels), logs: T.Tensor((m,), f.acc),
                                count: T.Tensor((1,), f.acc), grad: T.Tensor((m if f.reduction == "none" else 1,), f.acc),
                                dX: T.Tensor((m, n), f.kind), Flat: rows.flat(v), FlatdX: rows.flat(v)):
-        with T.Kernel(T.ceildiv(m, t.rows), t.chunks, threads=t.threads) as (bx, c):
+        with T.Kernel(T.ceildiv(m, t.rows) * t.chunks, threads=t.threads) as block:
+            bx, c = block // t.chunks, block % t.chunks  # in the order of memory
             x, place = T.alloc_fragment((t.rows, t.width), f.acc), T.alloc_fragment((t.rows,), "int32")
             s, factor = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
             for i in T.Parallel(t.rows):
@@ -463,7 +464,7 @@ SOFTMAX = Function("softmax", Step("Tensor x, str? target", _softmax_results, pa
 
 def _entropy_form(x: Any, labels: Any, at: Place, ignored: int, smoothing: float, z_loss: float, reduction: str
                   ) -> EntropyForm:
-    return EntropyForm(*SoftmaxForm.of(x, at), type_name(labels), reduction, ignored, smoothing, z_loss)
+    return EntropyForm(*SoftmaxForm.of(x, at, 16, 256), type_name(labels), reduction, ignored, smoothing, z_loss)
 
 
 def _entropy_results(x: Any, labels: Any, *options: Any) -> Results:

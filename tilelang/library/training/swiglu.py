@@ -14,7 +14,7 @@ from ..autograd import Function, Results, Step
 from ..place import target_text
 from .rows import as_rows, check_alike
 
-_WIDTH, _ROWS, _THREADS = 512, 4, 128  # a tile: 16 elements a thread
+_WIDTH, _THREADS = 1024, 128  # a tile of a row
 
 
 def swiglu(gate: Any, up: Any = None, *, target: Any = None) -> Any:
@@ -44,6 +44,11 @@ class GateForm(NamedTuple):
     acc: str
     packed: bool
 
+    @property
+    def tiles(self) -> int:
+        """Of a row.  Blocks are in the order of memory."""
+        return -(-self.n // _WIDTH)
+
     def gate(self, m: Any) -> Any:
         return T.Tensor((m, 2 * self.n if self.packed else self.n), self.kind)
 
@@ -65,10 +70,10 @@ def gate_forward(f: GateForm) -> Any:
 
     @T.prim_func
     def swiglu(Gate: f.gate(m), Up: f.up(m), Y: T.Tensor((m, f.n), f.kind)):
-        with T.Kernel(T.ceildiv(m, _ROWS), T.ceildiv(f.n, _WIDTH), threads=_THREADS) as (by, bx):
-            for i, j in T.Parallel(_ROWS, _WIDTH):
-                row, column = by * _ROWS + i, bx * _WIDTH + j
-                if row < m and column < f.n:
+        with T.Kernel(m * f.tiles, threads=_THREADS) as bx:
+            for j in T.Parallel(_WIDTH):
+                row, column = bx // f.tiles, bx % f.tiles * _WIDTH + j
+                if column < f.n:
                     g, u = T.cast(Gate[row, column], f.acc), T.cast(f.at(Gate, Up, row, column), f.acc)
                     Y[row, column] = g * f.sigmoid(g) * u
 
@@ -81,10 +86,10 @@ def gate_backward(f: GateForm) -> Any:
 
     @T.prim_func
     def swiglu_gradient(Gate: f.gate(m), Up: f.up(m), dY: T.Tensor((m, f.n), f.kind), dGate: f.gate(m), dUp: f.up(m)):
-        with T.Kernel(T.ceildiv(m, _ROWS), T.ceildiv(f.n, _WIDTH), threads=_THREADS) as (by, bx):
-            for i, j in T.Parallel(_ROWS, _WIDTH):
-                row, column = by * _ROWS + i, bx * _WIDTH + j
-                if row < m and column < f.n:
+        with T.Kernel(m * f.tiles, threads=_THREADS) as bx:
+            for j in T.Parallel(_WIDTH):
+                row, column = bx // f.tiles, bx % f.tiles * _WIDTH + j
+                if column < f.n:
                     g, u = T.cast(Gate[row, column], f.acc), T.cast(f.at(Gate, Up, row, column), f.acc)
                     d, s = T.cast(dY[row, column], f.acc), f.sigmoid(g)
                     dGate[row, column] = d * u * s * (1 + g * (1 - s))
