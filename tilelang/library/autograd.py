@@ -139,17 +139,21 @@ class Function:
 
     def __call__(self, *args: Any) -> Any:
         """The visible results: one tensor, or a tuple of several."""
-        if direct(args):
-            out = self.forward(*args)
+        if not direct(args):
+            return self.recorded(*args)
+        out = self.forward(*args)
+        return out[0] if self.visible == 1 else out[:self.visible]
+
+    def recorded(self, *args: Any) -> Any:
+        """The same for a call that is not direct."""
+        if traced() or _has_other_kind(args) or args[0].is_meta:
+            out = _operator(self.name)(*args)
+        elif _transform() is not None:
+            out = _functional(self.name).apply(*args)
         else:
-            if traced() or _has_other_kind(args) or args[0].is_meta:
-                out = _operator(self.name)(*args)
-            elif _transform() is not None:
-                out = _functional(self.name).apply(*args)
-            else:
-                out = _recorded(self.name).apply(*args)
-            if self.forward.count == 1:
-                return out
+            out = _recorded(self.name).apply(*args)
+        if self.forward.count == 1:
+            return out
         return out[0] if self.visible == 1 else out[:self.visible]
 
 

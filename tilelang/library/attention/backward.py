@@ -145,14 +145,19 @@ def prepared(p: AttentionProblem, tensors: dict[str, Any], at: Place, determinis
         return Prepared(_nothing, lambda: tuple(m() for m in make), scale=p.default_scale)
     sms = at.target.limits.sm_count if at.target.has_wgmma else 1
     kernel = (fast_kernel if functions in (PLAIN, DROPPING) else Place.kernel)(at, _program, compiled, sms)
-    unused, workspace = empty(q, (1,), form.accum), [maker(q, *x) for x in _workspace(form, p)]
+    *shapes, total = _workspace(form, p)
+    unused, workspace = empty(q, (1,), form.accum), [maker(q, *x) for x in shapes]
+    never = empty(q, *total) if total[0] == (1, 1, 1) else None  # the sum of dQ, where blocks of queries compute it
+    workspace.append(maker(q, *total) if never is None else lambda: never)
     none = [zeros(q, (1, 1, 1, 1), "int32")] * 2 + [zeros(q, (1,), "float32")] * 2
     no_seed = zeros(q, (1,), "int64")
     pairs = (1 if p.packed else p.sizes.batch) * p.sizes.kv_heads
 
     def run(arrays: tuple[Any, ...], scale: float, gradients: tuple[Any, ...], extra: Any = None) -> None:
         *inputs, lse, grad_out, grad_lse, cu_q, cu_k, sinks, seed = arrays
-        read = [compact_copy(x) if c else x for x, c in zip((*inputs, grad_out), copied)]
+        read = (*inputs, grad_out)
+        if any(copied):
+            read = tuple(compact_copy(x) if c else x for x, c in zip(read, copied))
         if cu_q is not None:
             extra = cu_q, cu_q if cu_k is None else cu_k, no_seed if seed is None else seed
         elif seed is not None:

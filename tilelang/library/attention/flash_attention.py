@@ -100,8 +100,8 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
             raise error("attention-gradient", "flash_attention computes no gradient where ‹`out`› is given, and is not traced",
                         expected="no `out`", hint="leave it out")
         mask = mask_of(causal, window, None)
-        found = _FUNCTION(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seed, mask.left, mask.right, scale, layout, deterministic,
-                          drop, target_text(target))
+        found = _FUNCTION.recorded(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seed, mask.left, mask.right, scale, layout,
+                                   deterministic, drop, target_text(target))
         return found if return_lse else found[0]
     return attend((q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seed), out=out, causal=causal, window=window, layout=layout,
                   drop=drop, with_lse=return_lse, scale=scale, target=target, tune=tune)
