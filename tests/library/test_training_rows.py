@@ -31,7 +31,6 @@ def cases(*axes):
 def _widths(request, monkeypatch):
     """Rows of several chunks at small sizes, where a test asks for them."""
     if "chunked" in request.fixturenames and request.getfixturevalue("chunked"):
-        monkeypatch.setattr(rows, "CHUNK", 1)
         monkeypatch.setattr(rows, "MOST_THREADS", 1)
 
 
@@ -133,7 +132,6 @@ def test_swiglu(m, n, kind, packed, where):
 def test_long_rows_at_odd_addresses(kind, threads, monkeypatch):
     """They are read and stored in the vectors of the whole tensor; the last one ends inside of a vector."""
     monkeypatch.setattr(softmax_kernels, "SHIFTED", 100)
-    monkeypatch.setattr(rows, "CHUNK", threads)
     monkeypatch.setattr(rows, "MOST_THREADS", threads)
     test_softmax(2, 1101, kind, False, "sm_90a")
     test_cross_entropy(2, 1101, kind, False, ("mean", 0.1, 1e-3, "int64"), "sm_90a")

@@ -20,7 +20,7 @@ from ..arrays import accumulator, contiguous, empty, type_name
 from ..attention.inputs import running_on
 from ..autograd import Function, Results, Step
 from ..place import Place, target_text
-from .rows import RowTile, as_rows, check_alike
+from .rows import VECTOR, RowTile, as_rows, check_alike
 
 
 def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, target: Any = None) -> Any:
@@ -67,15 +67,16 @@ def _form(x: Any, weight: Any, bias: Any, centred: bool) -> NormForm:
 
 
 @lru_cache(1024)
-def _on_their_way(at: Place, f: NormForm, item: int, tensors: int) -> NormForm:
-    """The form with copies of so many tensors' rows ahead of their use, where rows begin at multiples of 16 bytes and two tiles
-    fit an SM's shared memory.  item: bytes of an element."""
-    if (tile := RowTile.staged(f.n)) and at.chip.kind != "cpu" and f.n * item % 16 == 0:
+def _backward_form(at: Place, f: NormForm, item: int, summed: bool) -> NormForm:
+    """The form of backward for that of forward: with copies of rows ahead of their use, where rows of 16-bit elements begin at
+    multiples of 16 bytes and two tiles fit an SM's shared memory.  item: bytes of an element.  (Wider elements have enough
+    bytes on their way to registers: 4096x4096 of float32 takes 51.9 us so, and 55.6 with copies.)"""
+    if (tile := RowTile.staged(f.n)) and at.chip.kind != "cpu" and item == 2 and f.n % VECTOR == 0:
         room = min(at.chip.shared, at.chip.shared_sm // _per_sm(tile)) - _BESIDE
-        stages = min(_STAGES, room // (tensors * tile.rows * tile.width * item))
+        stages = min(_STAGES, room // (2 * tile.rows * tile.width * item))
         if stages > 1:
-            return f._replace(tile=tile, stages=stages)
-    return f
+            return f._replace(tile=tile, summed=summed, stages=stages)
+    return f._replace(tile=RowTile.of(f.n, 16), summed=summed)  # the sums take registers too
 
 
 def _per_sm(tile: RowTile) -> int:
@@ -102,9 +103,8 @@ def _forward_results(centred: bool, x: Any, weight: Any, bias: Any, eps: float, 
 def _forward(centred: bool, x: Any, weight: Any, bias: Any, eps: float, target: str | None, y: Any, stats: Any) -> None:
     if 0 not in x.shape:
         n, at = x.shape[-1], running_on(x, target)
-        f = _on_their_way(at, _form(x, weight, bias, centred), x.itemsize, 1)
-        at.kernel(norm_forward, f)(as_rows(x, n), *map(_vector, (weight, bias)), eps, _blocks(at, f, stats.shape[1]),
-                                   y.reshape(-1, n), stats)
+        kernel = at.kernel(norm_forward, _form(x, weight, bias, centred))
+        kernel(as_rows(x, n), *map(_vector, (weight, bias)), eps, y.reshape(-1, n), stats)
 
 
 def _backward_results(centred: bool, x: Any, weight: Any, bias: Any, *others: Any) -> Results:
@@ -121,8 +121,7 @@ def _backward(centred: bool, x: Any, weight: Any, bias: Any, stats: Any, summed:
             v[...] = 0
         return
     at = running_on(x, target)
-    f = _form(x, weight, bias, centred)._replace(tile=RowTile.of(x.shape[-1], 16), summed=summed)  # sums take registers too
-    f = _on_their_way(at, f, x.itemsize, 2)
+    f = _backward_form(at, _form(x, weight, bias, centred), x.itemsize, summed)
     n, rows = f.n, stats.shape[1]
     blocks = _blocks(at, f, rows)
     partials = empty(x, (2, blocks, n), f.acc)
@@ -207,13 +206,6 @@ def moments(f, x, c, mean, square):
 
 
 @T.macro
-def inverted(f, square, eps):
-    """1 / sqrt(square / n + eps) in place of the sums of squares."""
-    for i in T.Parallel(f.tile.rows):
-        square[i] = T.rsqrt(square[i] / T.cast(f.n, f.acc) + eps)
-
-
-@T.macro
 def vectors(f, W, B, c, w, b):
     """Columns of chunk c of the weights and the bias."""
     if f.weight != "":
@@ -222,71 +214,49 @@ def vectors(f, W, B, c, w, b):
         T.copy(B[c * f.tile.width], b)
 
 
-@T.macro
-def scaled(f, x, mean, r, w, b):
-    """(x - mean) r w + b, in place."""
-    t = f.tile
-    for i, j in T.Parallel(t.rows, t.width):
-        x[i, j] = (x[i, j] - mean[i]) * r[i]
-    weighted(f, w, x)
-    if f.bias != "":
-        for i, j in T.Parallel(t.rows, t.width):
-            x[i, j] = x[i, j] + b[j]
-
-
 def norm_forward(f: NormForm) -> Any:
-    """The kernel (X, W, B, eps, blocks, Y, Stats).  Stats: r of each row, and for layer norm its mean.
-
-    Where copies of rows run ahead, `blocks` blocks go over the rows and keep the weights; else there is one for each tile.
-    """
+    """The kernel (X, W, B, eps, Y, Stats).  Stats: r of each row, and for layer norm its mean."""
     t, n = f.tile, f.n
-    m, rows = T.dynamic("m"), (t.rows, t.width)
+    m = T.dynamic("m")
 
     @T.prim_func
     def norm(X: T.Tensor((m, n), f.kind), W: f.vector(f.weight), B: f.vector(f.bias), eps: getattr(T, f.acc),
-             blocks: T.int32, Y: T.Tensor((m, n), f.kind), Stats: f.stats(m)):
-        with T.Kernel(blocks if f.stages else T.ceildiv(m, t.rows), threads=t.threads) as bx:
-            x = T.alloc_fragment(rows, f.acc)
+             Y: T.Tensor((m, n), f.kind), Stats: f.stats(m)):
+        with T.Kernel(T.ceildiv(m, t.rows), threads=t.threads) as bx:
+            x = T.alloc_fragment((t.rows, t.width), f.acc)
             w, b = T.alloc_fragment((t.width,), f.registers[0]), T.alloc_fragment((t.width,), f.registers[1])
             mean, square = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
-            if f.stages:
-                ahead = T.alloc_shared(rows, f.kind)
-                vectors(f, W, B, 0, w, b)
-                for k in T.Pipelined(T.ceildiv(m - bx * t.rows, blocks * t.rows), num_stages=f.stages):
-                    top = (k * blocks + bx) * t.rows
-                    T.copy(X[top, 0], ahead)
-                    T.copy(ahead, x)
-                    moments(f, x, 0, mean, square)
-                    inverted(f, square, eps)
-                    scaled(f, x, mean, square, w, b)
-                    T.copy(x, Y[top, 0])
-                    T.copy(square, Stats[0, top])
-                    if f.centred:
-                        T.copy(mean, Stats[1, top])
-            else:
-                T.copy(X[bx * t.rows, 0], x)
-                moments(f, x, 0, mean, square)
+            T.copy(X[bx * t.rows, 0], x)
+            if t.chunks == 1:
+                vectors(f, W, B, 0, w, b)  # on their way while the row is reduced
+            moments(f, x, 0, mean, square)
+            if t.chunks > 1:
+                next_mean, next_square = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
+                for c in T.serial(1, t.chunks):
+                    T.copy(X[bx * t.rows, c * t.width], x)
+                    moments(f, x, c, next_mean, next_square)
+                    for i in T.Parallel(t.rows):
+                        here = T.cast(T.min(n - c * t.width, t.width), f.acc)
+                        before = T.cast(c * t.width, f.acc)
+                        step = next_mean[i] - mean[i]
+                        square[i] += next_square[i] + step * step * (before * here / (before + here))
+                        mean[i] += step * (here / (before + here))
+            for i in T.Parallel(t.rows):
+                square[i] = T.rsqrt(square[i] / T.cast(n, f.acc) + eps)
+            for c in T.serial(t.chunks):
                 if t.chunks > 1:
-                    next_mean, next_square = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
-                    for c in T.serial(1, t.chunks):
-                        T.copy(X[bx * t.rows, c * t.width], x)
-                        moments(f, x, c, next_mean, next_square)
-                        for i in T.Parallel(t.rows):
-                            here = T.cast(T.min(n - c * t.width, t.width), f.acc)
-                            before = T.cast(c * t.width, f.acc)
-                            step = next_mean[i] - mean[i]
-                            square[i] += next_square[i] + step * step * (before * here / (before + here))
-                            mean[i] += step * (here / (before + here))
-                inverted(f, square, eps)
-                for c in T.serial(t.chunks):
-                    if t.chunks > 1:
-                        T.copy(X[bx * t.rows, c * t.width], x)
+                    T.copy(X[bx * t.rows, c * t.width], x)
                     vectors(f, W, B, c, w, b)
-                    scaled(f, x, mean, square, w, b)
-                    T.copy(x, Y[bx * t.rows, c * t.width])
-                T.copy(square, Stats[0, bx * t.rows])
-                if f.centred:
-                    T.copy(mean, Stats[1, bx * t.rows])
+                for i, j in T.Parallel(t.rows, t.width):
+                    x[i, j] = (x[i, j] - mean[i]) * square[i]
+                weighted(f, w, x)
+                if f.bias != "":
+                    for i, j in T.Parallel(t.rows, t.width):
+                        x[i, j] = x[i, j] + b[j]
+                T.copy(x, Y[bx * t.rows, c * t.width])
+            T.copy(square, Stats[0, bx * t.rows])
+            if f.centred:
+                T.copy(mean, Stats[1, bx * t.rows])
 
     return norm
 

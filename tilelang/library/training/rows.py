@@ -15,7 +15,6 @@ register("training-argument", ValueError, "tensors of a function for training th
          expected="tensors of the shapes and types that the function names")
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-CHUNK = 256  # threads for a chunk of rows that are longer than a block has in registers
 _NARROW = 512  # columns up to which a row has a power of two of lanes
 _EACH = 2048  # elements of a tile of 128 threads
 VECTOR = 8  # elements of a load: 16 bytes of 16-bit types
@@ -34,14 +33,14 @@ class RowTile(NamedTuple):
     @staticmethod
     def of(columns: int, each: int = 32, most: int = 1024) -> RowTile:
         """The tile for rows of so many columns that are loaded to registers.  each: at most so many elements of a tile are in
-        one thread's.  most: threads for a whole row; longer rows have chunks.
+        one thread's.  most: threads for a whole row; longer rows have chunks for so many.
 
-        Threads have whole vectors, as many as leave the fewest threads without one, and of these numbers the largest: a warp
-        more is cheaper than a round of loads that half of the warps take.
+        Threads have whole vectors, as many of a row as leave the fewest threads without one, and of these numbers one for about
+        256 threads.  Further vectors are of further rows, which share what belongs to columns.
         """
-        if columns > min(most, MOST_THREADS) * each:
-            width = CHUNK * each
-            return RowTile(max(1, _EACH // width), width, -(-columns // width), max(128, CHUNK))
+        most = min(most, MOST_THREADS)
+        if columns > most * each:
+            return RowTile(max(1, _EACH // (most * each)), most * each, -(-columns // (most * each)), max(128, most))
         if columns <= _NARROW:
             width = max(32, 1 << (columns - 1).bit_length())
             return RowTile(_EACH // width, width, 1, 128)
@@ -49,8 +48,8 @@ class RowTile(NamedTuple):
         if 32 * each >= columns:  # rows of one warp each
             return RowTile(4, vectors * VECTOR, 1, 128)
         warps = {k: -(-vectors // (k * 32)) for k in range(1, each // VECTOR + 1)}
-        k = min((k for k in warps if warps[k] <= MOST_THREADS // 32), key=lambda k: (warps[k] * k, warps[k] < 4, -k))
-        return RowTile(1 + (k == 1), vectors * VECTOR, 1, 32 * warps[k])
+        k = min((k for k in warps if warps[k] <= most // 32), key=lambda k: (warps[k] * k, max(warps[k] / 8, 8 / warps[k])))
+        return RowTile(each // VECTOR // k, vectors * VECTOR, 1, 32 * warps[k])
 
     @staticmethod
     def staged(columns: int) -> RowTile | None:

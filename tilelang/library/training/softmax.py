@@ -125,13 +125,13 @@ def load(f, X, Flat, top, c, x, cut, outside=0):
             for i, j in T.Parallel(t.rows, t.width):
                 at = column(f, top, c, j)
                 x[i, j] = T.if_then_else((at >= 0) & (at < f.n), T.if_then_else(
-                    top * f.n // VECTOR * VECTOR + c * t.width + j < Flat.shape[1], x[i, j], T.cast(X[top, at], f.acc)),
-                    T.cast(outside, f.acc))
+                    top * f.n // VECTOR * VECTOR + c * t.width + j < Flat.shape[1], x[i, j], T.cast(X[top, at], x.dtype)),
+                    T.cast(outside, x.dtype))
     else:
         T.copy(X[top, c * t.width], x)
         if cut and outside != 0:
             for i, j in T.Parallel(t.rows, t.width):
-                x[i, j] = T.if_then_else(c * t.width + j < f.n, x[i, j], T.cast(outside, f.acc))
+                x[i, j] = T.if_then_else(c * t.width + j < f.n, x[i, j], T.cast(outside, x.dtype))
 
 
 @T.macro
@@ -237,22 +237,22 @@ def add_products(f, Y, dY, flats, top, c, cut, y, g, both, total):
     """Add the sum of y dy of a chunk."""
     load_both(f, Y, dY, flats, top, c, cut, y, g)
     for i, j in T.Parallel(f.tile.rows, f.tile.width):
-        both[i, j] = y[i, j] * g[i, j]
+        both[i, j] = T.cast(y[i, j], f.acc) * T.cast(g[i, j], f.acc)
     T.reduce_sum(both, total, dim=1, clear=False)
 
 
 @T.macro
-def gradient_chunk(f, Y, dY, dX, flats, top, c, cut, y, g, total):
+def gradient_chunk(f, Y, dY, dX, flats, top, c, cut, y, g, both, total):
     """Store the gradient of a chunk, of which y and g have the only one, or that is read again."""
     if f.tile.chunks > 1:
         load_both(f, Y, dY, flats, top, c, cut, y, g)
     for i, j in T.Parallel(f.tile.rows, f.tile.width):
-        g[i, j] = y[i, j] * (g[i, j] - total[i])
-    store(f, g, dX, flats[2], top, c, cut)
+        both[i, j] = T.cast(y[i, j], f.acc) * (T.cast(g[i, j], f.acc) - total[i])
+    store(f, both, dX, flats[2], top, c, cut)
 
 
 def softmax_backward(f: SoftmaxForm) -> Any:
-    """The kernel (Y, dY, dX, FlatY, FlatdY, FlatdX)."""
+    """The kernel (Y, dY, dX, FlatY, FlatdY, FlatdX).  Rows are in registers as they are in memory."""
     t, n, m, v = f.tile, f.n, *T.dynamic("m, v")
 
     @T.prim_func
@@ -260,7 +260,7 @@ def softmax_backward(f: SoftmaxForm) -> Any:
                          FlatY: f.flat(v), FlatdY: f.flat(v), FlatdX: f.flat(v)):
         with T.Kernel(T.ceildiv(m, t.rows), threads=t.threads) as bx:
             flats, top = (FlatY, FlatdY, FlatdX), bx * t.rows
-            y, g = (T.alloc_fragment((t.rows, t.width), f.acc) for _ in range(2))
+            y, g = (T.alloc_fragment((t.rows, t.width), f.kind) for _ in range(2))
             both, total = T.alloc_fragment((t.rows, t.width), f.acc), T.alloc_fragment((t.rows,), f.acc)
             T.clear(total)
             for c in T.serial(*f.whole):
@@ -268,9 +268,9 @@ def softmax_backward(f: SoftmaxForm) -> Any:
             for e in T.serial(f.cut):
                 add_products(f, Y, dY, flats, top, f.nth_cut(e), True, y, g, both, total)
             for c in T.serial(*f.whole):
-                gradient_chunk(f, Y, dY, dX, flats, top, c, False, y, g, total)
+                gradient_chunk(f, Y, dY, dX, flats, top, c, False, y, g, both, total)
             for e in T.serial(f.cut):
-                gradient_chunk(f, Y, dY, dX, flats, top, f.nth_cut(e), True, y, g, total)
+                gradient_chunk(f, Y, dY, dX, flats, top, f.nth_cut(e), True, y, g, both, total)
 
     return softmax_gradient
 
@@ -448,17 +448,18 @@ def _softmax_results(x: Any, *others: Any) -> Results:
 
 
 def _softmax_run(make: Any, each: int, x: Any, *others: Any) -> None:
-    """others: the gradient of the result, for backward; then the target and the result."""
+    """each: as for RowTile.of; 0 for elements in registers as they are in memory.  others: the gradient of the result, for
+    backward; then the target and the result."""
     *grads, out = (y for y in others if y is not None and not isinstance(y, str))
     if 0 not in x.shape:
         n, at = x.shape[-1], running_on(x, next((y for y in others if isinstance(y, str)), None))
-        f = SoftmaxForm.of(x, at, each)
+        f = SoftmaxForm.of(x, at, each or min(64 // x.itemsize, 32 if n <= 16384 else 16))
         given = *(as_rows(y, n) for y in (x, *grads)), out.reshape(-1, n)
         at.kernel(make, f)(*given, *map(f.vectors, given))
 
 
 SOFTMAX = Function("softmax", Step("Tensor x, str? target", _softmax_results, partial(_softmax_run, softmax_forward, 32)),
-                   Step("Tensor y, str? target, Tensor dy", _softmax_results, partial(_softmax_run, softmax_backward, 16)),
+                   Step("Tensor y, str? target, Tensor dy", _softmax_results, partial(_softmax_run, softmax_backward, 0)),
                    lambda needs, given, made: (made[0], given[1]), (0,))
 
 
