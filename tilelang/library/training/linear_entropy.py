@@ -230,7 +230,8 @@ def _gemm(x: Any, weight: Any, at: Place, transposed: bool, kind: str) -> Form:
 
 def _entropy(weight: Any, labels: Any, ignored: int, smoothing: float, z_loss: float, reduction: str) -> EntropyForm:
     n, kind = int(weight.shape[0]), type_name(weight)
-    return EntropyForm(n, kind, accumulator(kind), RowTile.of(n), False, type_name(labels), reduction, ignored, smoothing, z_loss)
+    row = n, kind, accumulator(kind), RowTile.of(n), False
+    return EntropyForm(*row, type_name(labels), reduction, ignored, smoothing, z_loss)
 
 
 def _results(x: Any, weight: Any, labels: Any, *options: Any) -> Results:

@@ -303,7 +303,7 @@ def means(f, h, g, mean_g, mean_gh, clear):
 
 @T.macro
 def add_up(f, p, partials, dW, dB):
-    """The second stage: the sums of the p rows of one or both of the matrices of `partials`."""
+    """The second stage: one or both of the matrices of `partials`, reduced over their p rows."""
     of_weight, of_bias = f.weight != "", f.bias != ""
     with T.Kernel(T.ceildiv(f.n, _NARROW), of_weight + of_bias, threads=256) as (bx, by):
         which = by if of_weight else 1
@@ -330,7 +330,7 @@ def norm_backward(f: NormForm) -> Any:
 
     Partials: (2, blocks, n) workspace, the sums of each block's rows for dW and dB.  Means: (m, 2) workspace
     where a row has several chunks: the sums of g and of g h.  Copies of x and dy run ahead where a block has room for them:
-    few warps have rows of that length in registers, and all of them wait for the sums of a row.
+    few warps have rows of that length in registers, and all of them wait for the means of a row.
     """
     t, n = f.tile, f.n
     m, p = T.dynamic("m, p")

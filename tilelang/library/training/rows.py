@@ -53,8 +53,9 @@ class RowTile(NamedTuple):
 
     @staticmethod
     def staged(columns: int) -> RowTile | None:
-        """The tile of rows that copies bring to shared memory ahead of their use; None for rows that are too long.  A thread has
-        two vectors: with one, twice as many warps wait for the sums of a row."""
+        """The tile of rows that copies bring to shared memory ahead of their use; None for rows that are too long.
+
+        A thread has two vectors: with one, twice as many warps wait for the means of a row."""
         width = max(32, 1 << (columns - 1).bit_length()) if columns <= _NARROW else -(-columns // VECTOR) * VECTOR
         rows = 1 << max(1, _STAGED // width).bit_length() - 1
         threads = -(-rows * width // (64 * VECTOR)) * 32

@@ -233,8 +233,8 @@ def load_both(f, Y, dY, flats, top, c, cut, y, g):
 
 
 @T.macro
-def add_products(f, Y, dY, flats, top, c, cut, y, g, both, total):
-    """Add the sum of y dy of a chunk."""
+def add_chunk_of_gradient(f, Y, dY, flats, top, c, cut, y, g, both, total):
+    """Reduce y dy of a chunk."""
     load_both(f, Y, dY, flats, top, c, cut, y, g)
     for i, j in T.Parallel(f.tile.rows, f.tile.width):
         both[i, j] = T.cast(y[i, j], f.acc) * T.cast(g[i, j], f.acc)
@@ -264,9 +264,9 @@ def softmax_backward(f: SoftmaxForm) -> Any:
             both, total = T.alloc_fragment((t.rows, t.width), f.acc), T.alloc_fragment((t.rows,), f.acc)
             T.clear(total)
             for c in T.serial(*f.whole):
-                add_products(f, Y, dY, flats, top, c, False, y, g, both, total)
+                add_chunk_of_gradient(f, Y, dY, flats, top, c, False, y, g, both, total)
             for e in T.serial(f.cut):
-                add_products(f, Y, dY, flats, top, f.nth_cut(e), True, y, g, both, total)
+                add_chunk_of_gradient(f, Y, dY, flats, top, f.nth_cut(e), True, y, g, both, total)
             for c in T.serial(*f.whole):
                 gradient_chunk(f, Y, dY, dX, flats, top, c, False, y, g, both, total)
             for e in T.serial(f.cut):
