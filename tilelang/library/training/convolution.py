@@ -49,7 +49,8 @@ def conv2d(x: Any, weight: Any, *, stride: Any = 1, padding: Any = 0, dilation: 
     tf32 on a GPU) or float64, of one type, which is the result's too; sums are in float32 (float64 for float64).  torch's
     tensors in channels_last memory are such images after x.permute(0, 2, 3, 1), without a copy.
     stride, padding, dilation: an integer, or one for height and one for width; pixels around the image are zero.
-    target: as for rms_norm.  On sm_90a TMA loads the windows of images with a multiple of 16 channels.
+    target: as for rms_norm.  On sm_90a TMA loads the windows of images with a multiple of 16 channels.  Of others, of 16-bit
+    elements without dilation, each call stores a copy first, of stride x stride pixels as one with a multiple of 16 channels.
 
     Gradients of x and weight, of their type; the same inputs give the same bits.  Saved for them: x and weight.
 
