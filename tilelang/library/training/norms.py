@@ -177,9 +177,9 @@ class NormForm(NamedTuple):
         return T.Tensor((self.n if kind else 1,), kind or self.acc)
 
     @property
-    def registers(self) -> tuple[str, str]:
-        """The types of weights and bias in registers."""
-        return self.weight or self.acc, self.bias or self.acc
+    def weights(self) -> str:
+        """The type of the weights in registers."""
+        return self.weight or self.acc
 
     def stats(self, m: Any) -> Any:
         """The parameter with r of each of m rows, and for layer norm its mean."""
@@ -205,15 +205,6 @@ def moments(f, x, c, mean, square):
     T.reduce_sum(d, square, dim=1)
 
 
-@T.macro
-def vectors(f, W, B, c, w, b):
-    """Columns of chunk c of the weights and the bias."""
-    if f.weight != "":
-        T.copy(W[c * f.tile.width], w)
-    if f.bias != "":
-        T.copy(B[c * f.tile.width], b)
-
-
 def norm_forward(f: NormForm) -> Any:
     """The kernel (X, W, B, eps, Y, Stats).  Stats: r of each row, and for layer norm its mean."""
     t, n = f.tile, f.n
@@ -224,11 +215,8 @@ def norm_forward(f: NormForm) -> Any:
              Y: T.Tensor((m, n), f.kind), Stats: f.stats(m)):
         with T.Kernel(T.ceildiv(m, t.rows), threads=t.threads) as bx:
             x = T.alloc_fragment((t.rows, t.width), f.acc)
-            w, b = T.alloc_fragment((t.width,), f.registers[0]), T.alloc_fragment((t.width,), f.registers[1])
             mean, square = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
             T.copy(X[bx * t.rows, 0], x)
-            if t.chunks == 1:
-                vectors(f, W, B, 0, w, b)  # on their way while the row is reduced
             moments(f, x, 0, mean, square)
             if t.chunks > 1:
                 next_mean, next_square = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
@@ -246,13 +234,14 @@ def norm_forward(f: NormForm) -> Any:
             for c in T.serial(t.chunks):
                 if t.chunks > 1:
                     T.copy(X[bx * t.rows, c * t.width], x)
-                    vectors(f, W, B, c, w, b)
                 for i, j in T.Parallel(t.rows, t.width):
                     x[i, j] = (x[i, j] - mean[i]) * square[i]
-                weighted(f, w, x)
+                if f.weight != "":
+                    for i, j in T.Parallel(t.rows, t.width):
+                        x[i, j] = x[i, j] * W[c * t.width + j]
                 if f.bias != "":
                     for i, j in T.Parallel(t.rows, t.width):
-                        x[i, j] = x[i, j] + b[j]
+                        x[i, j] = x[i, j] + B[c * t.width + j]
                 T.copy(x, Y[bx * t.rows, c * t.width])
             T.copy(square, Stats[0, bx * t.rows])
             if f.centred:
@@ -346,7 +335,7 @@ def norm_backward(f: NormForm) -> Any:
         if long:
             with T.Kernel(T.ceildiv(m, t.rows), threads=t.threads) as bx:
                 h, g = T.alloc_fragment(rows, f.acc), T.alloc_fragment(rows, f.acc)
-                w = T.alloc_fragment((t.width,), f.registers[0])
+                w = T.alloc_fragment((t.width,), f.weights)
                 mean_g, mean_gh = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
                 r, mean = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
                 T.clear(mean_g)
@@ -365,7 +354,7 @@ def norm_backward(f: NormForm) -> Any:
                     Means[bx * t.rows + i, 1] = mean_gh[i]
         with T.Kernel(p, t.chunks, threads=t.threads) as (bx, c):
             h, g = T.alloc_fragment(rows, f.acc), T.alloc_fragment(rows, f.acc)
-            w = T.alloc_fragment((t.width,), f.registers[0])
+            w = T.alloc_fragment((t.width,), f.weights)
             mean_g, mean_gh = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
             r, mean, next_r, next_mean = (T.alloc_fragment((t.rows,), f.acc) for _ in range(4))
             dw, db = T.alloc_fragment(rows, f.acc), T.alloc_fragment(rows, f.acc)

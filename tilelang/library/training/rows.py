@@ -35,8 +35,8 @@ class RowTile(NamedTuple):
         """The tile for rows of so many columns that are loaded to registers.  each: at most so many elements of a tile are in
         one thread's.  most: threads for a whole row; longer rows have chunks for so many.
 
-        Threads have whole vectors, as many of a row as leave the fewest threads without one, and of these numbers one for about
-        256 threads.  Further vectors are of further rows, which share what belongs to columns.
+        Threads have whole vectors, as many as leave the fewest threads without one, and of these numbers the largest for four
+        warps or more: fewer threads have more on their way, and wait for fewer others.
         """
         most = min(most, MOST_THREADS)
         if columns > most * each:
@@ -48,8 +48,8 @@ class RowTile(NamedTuple):
         if 32 * each >= columns:  # rows of one warp each
             return RowTile(4, vectors * VECTOR, 1, 128)
         warps = {k: -(-vectors // (k * 32)) for k in range(1, each // VECTOR + 1)}
-        k = min((k for k in warps if warps[k] <= most // 32), key=lambda k: (warps[k] * k, max(warps[k] / 8, 8 / warps[k])))
-        return RowTile(each // VECTOR // k, vectors * VECTOR, 1, 32 * warps[k])
+        k = min((k for k in warps if warps[k] <= most // 32), key=lambda k: (warps[k] * k, warps[k] < 4, -k))
+        return RowTile(1 + (k == 1), vectors * VECTOR, 1, 32 * warps[k])
 
     @staticmethod
     def staged(columns: int) -> RowTile | None:

@@ -31,7 +31,7 @@ from ..place import Place, target_text
 from .rows import VECTOR, RowTile, as_rows, check_alike
 
 
-SHIFTED = 1024  # columns up to which rows that begin inside of a vector are read as they lie
+SHIFTED = 8192  # columns up to which rows that begin inside of a vector are read element by element
 _LN2 = 0.6931471805599453
 _REDUCED = 4096  # rows that the block of the reduction reads at once
 
@@ -51,6 +51,8 @@ class SoftmaxForm(NamedTuple):
         """The form for a tensor.  each, most: as for RowTile.of."""
         n, kind = int(x.shape[-1]), type_name(x)
         shifted = at.target.is_gpu and n > SHIFTED and n * x.itemsize % 16 != 0 and prod(x.shape) < 2**31
+        if shifted:  # most of whose elements are in whole chunks
+            most = min(most, 256 if n > 1024 * each else 128)
         tile = RowTile.of(n + VECTOR - 1 if shifted else n, each, most)
         return SoftmaxForm(n, kind, accumulator(kind), tile._replace(rows=1) if shifted else tile, shifted)
 
@@ -453,7 +455,7 @@ def _softmax_run(make: Any, each: int, x: Any, *others: Any) -> None:
     *grads, out = (y for y in others if y is not None and not isinstance(y, str))
     if 0 not in x.shape:
         n, at = x.shape[-1], running_on(x, next((y for y in others if isinstance(y, str)), None))
-        f = SoftmaxForm.of(x, at, each or min(64 // x.itemsize, 32 if n <= 16384 else 16))
+        f = SoftmaxForm.of(x, at, each or min(64 // x.itemsize, 32 if 8192 < n <= 16384 else 16))
         given = *(as_rows(y, n) for y in (x, *grads)), out.reshape(-1, n)
         at.kernel(make, f)(*given, *map(f.vectors, given))
 
