@@ -277,9 +277,9 @@ def test_attention_defers_its_row_sums_and_holds_the_wait_behind_the_maximum():
     assert loop[:loop.index("wgmma_wait<0>")].count("shfl_xor_sync") == 2  # of the maximum; none of the sum
 
 
-@pytest.mark.parametrize("count, threads, ends", [(1, 128, 1), (2, 128, 1), (1, 96, 0), (1, 100, 0)])
+@pytest.mark.parametrize("count, threads, ends", [(1, 128, 1), (2, 128, 1), (1, 96, 1), (1, 100, 0)])
 def test_sums_of_rows_in_several_warps_met_in_every_iteration(count, threads, ends):
-    """All threads hold the total.  Other numbers of threads than powers of two keep their order of additions."""
+    """All threads hold the total.  Threads that are no whole warps keep their order of additions."""
     @T.prim_func
     def main(A: T.Tensor((STEPS, count, 1536), "float32"), B: T.Tensor((count,), "float32")):
         with T.Kernel(1, threads=threads):

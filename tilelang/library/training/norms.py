@@ -291,6 +291,31 @@ def means(f, h, g, mean_g, mean_gh, clear):
 
 
 @T.macro
+def means_of_chunks(f, m, X, W, Stats, dY, Means):
+    """The first stage for rows of several chunks: Means."""
+    t, rows = f.tile, (f.tile.rows, f.tile.width)
+    with T.Kernel(T.ceildiv(m, t.rows), threads=t.threads) as bx:
+        h, g = T.alloc_fragment(rows, f.acc), T.alloc_fragment(rows, f.acc)
+        w = T.alloc_fragment((t.width,), f.weights)
+        mean_g, mean_gh = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
+        r, mean = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
+        T.clear(mean_g)
+        T.clear(mean_gh)
+        facts(f, Stats, bx * t.rows, r, mean)
+        for c in T.serial(t.chunks):
+            T.copy(X[bx * t.rows, c * t.width], h)
+            T.copy(dY[bx * t.rows, c * t.width], g)
+            normalised(f, h, r, mean)
+            if f.weight != "":
+                T.copy(W[c * t.width], w)
+            weighted(f, w, g)
+            means(f, h, g, mean_g, mean_gh, False)
+        for i in T.Parallel(t.rows):
+            Means[bx * t.rows + i, 0] = mean_g[i]
+            Means[bx * t.rows + i, 1] = mean_gh[i]
+
+
+@T.macro
 def add_up(f, p, partials, dW, dB):
     """The second stage: one or both of the matrices of `partials`, reduced over their p rows."""
     of_weight, of_bias = f.weight != "", f.bias != ""
@@ -325,7 +350,6 @@ def norm_backward(f: NormForm) -> Any:
     m, p = T.dynamic("m, p")
     rows, long = (t.rows, t.width), t.chunks > 1
     of_weight, of_bias = bool(f.summed and f.weight), bool(f.summed and f.bias)
-    again = f.stages > 0 and t.threads > 640  # which have no registers for h and g while they wait for the means
 
     @T.prim_func
     def norm_gradient(X: T.Tensor((m, n), f.kind), W: f.vector(f.weight), Stats: f.stats(m), dY: T.Tensor((m, n), f.kind),
@@ -333,25 +357,7 @@ def norm_backward(f: NormForm) -> Any:
                       dX: T.Tensor((m, n), f.kind), dW: f.vector(f.weight if of_weight else ""),
                       dB: f.vector(f.bias if of_bias else "")):
         if long:
-            with T.Kernel(T.ceildiv(m, t.rows), threads=t.threads) as bx:
-                h, g = T.alloc_fragment(rows, f.acc), T.alloc_fragment(rows, f.acc)
-                w = T.alloc_fragment((t.width,), f.weights)
-                mean_g, mean_gh = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
-                r, mean = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
-                T.clear(mean_g)
-                T.clear(mean_gh)
-                facts(f, Stats, bx * t.rows, r, mean)
-                for c in T.serial(t.chunks):
-                    T.copy(X[bx * t.rows, c * t.width], h)
-                    T.copy(dY[bx * t.rows, c * t.width], g)
-                    normalised(f, h, r, mean)
-                    if f.weight != "":
-                        T.copy(W[c * t.width], w)
-                    weighted(f, w, g)
-                    means(f, h, g, mean_g, mean_gh, False)
-                for i in T.Parallel(t.rows):
-                    Means[bx * t.rows + i, 0] = mean_g[i]
-                    Means[bx * t.rows + i, 1] = mean_gh[i]
+            means_of_chunks(f, m, X, W, Stats, dY, Means)
         with T.Kernel(p, t.chunks, threads=t.threads) as (bx, c):
             h, g = T.alloc_fragment(rows, f.acc), T.alloc_fragment(rows, f.acc)
             w = T.alloc_fragment((t.width,), f.weights)
@@ -382,12 +388,6 @@ def norm_backward(f: NormForm) -> Any:
                     T.copy(X[top, c * t.width], h)
                     T.copy(dY[top, c * t.width], g)
                 normalised(f, h, r, mean)
-                if again:
-                    weighted(f, w, g)
-                    means(f, h, g, mean_g, mean_gh, True)
-                    T.copy(x, h)
-                    T.copy(dy, g)
-                    normalised(f, h, r, mean)
                 for i, j in T.Parallel(t.rows, t.width):
                     if of_weight:
                         dw[i, j] += g[i, j] * h[i, j]
@@ -398,7 +398,7 @@ def norm_backward(f: NormForm) -> Any:
                     for i in T.Parallel(t.rows):
                         mean_g[i] = Means[top + i, 0]
                         mean_gh[i] = Means[top + i, 1]
-                elif not again:
+                else:
                     means(f, h, g, mean_g, mean_gh, True)
                 for i in T.Parallel(t.rows):
                     mean_g[i] = mean_g[i] / T.cast(n, f.acc)
