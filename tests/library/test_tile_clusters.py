@@ -115,8 +115,11 @@ def test_rings_of_several_rounds_hold_the_next_tiles():
     4808x2768x96 13.7, 11.9, 15.2 with 3, 4, 5."""
     t = choose_tile(H200, lined(1, 4096, 128, "nn", batch=64))
     assert (t.bm, t.bn, t.stages) == (256, 8, 6)
-    rings = {(t.bm, t.bn, t.bk, t.swap_ab): t.stages for t in candidates(H200, lined(4808, 2768, 96, "tn"))}
+    rings = {(t.bm, t.bn, t.bk, t.swap_ab): t.stages for t in candidates(H200, lined(4808, 2768, 96, "nn"))}
     assert (rings[128, 192, 64, False], rings[192, 192, 64, False]) == (4, 3)
+    # Steps that divide k are smaller, where both operands allow them; behind results that L2 does not hold, three tiles wait.
+    found = {(t.bm, t.bn, t.bk, t.stages) for t in candidates(H200, lined(1008, 1448, 32, "tn", batch=158))}
+    assert (256, 128, 32, 3) in found and all(bk == 32 or bk == 128 for *_, bk, _ in found)
     assert {t.stages for t in candidates(H200, lined(1024, 1024, 128, "nt")) if (t.bm, t.bn, t.bk) == (64, 128, 64)} == {3}
 
 

@@ -46,6 +46,9 @@ _ARRIVING_ACROSS, _ARRIVING, _NARROW_ARRIVING, _HIGH = 184.0, 171.0, 0.4, 1.12
 # Bytes per cycle of the parts of boxes outside their tensor, which TMA fills with zeros: of one SM, of all SMs.
 _OUTSIDE, _OUTSIDE_ALL = 31.2, 1550.0
 _OUTSIDE_LONG = 22.7  # over several waves
+# Waves whose tiles, all at edges, wait for those that reach farthest outside: 19x1304x912 NT, 154 of them, by 128x32 93 us in
+# 13 waves, by 192x32 103 in 9; 15x1376x40 NN, 107 of them, by 128x16 4.8 us in 9, by 256x16 6.0 in 5.
+_FELT_AFAR = 3
 _FEWER = 1.39  # factor of the time that an edge tile's loads save for what lies outside its tensor
 # Factors of the time of box rows where k is outermost: of boxes of 64, 32, 16 bytes; of rows across sectors.
 _NARROW, _OUTERMOST = {64: 1.28, 32: 1.87, 16: 3.4}, 1.19
@@ -196,16 +199,22 @@ def _lines(k_inner: bool, load: Load) -> float:
 
 
 def outside_cycles(chip: Chip, p: TileProblem, t: Tile) -> tuple[int, float]:
-    """(number of tiles that reach outside, cycles per stage that the zeros of the farthest of them take)."""
+    """(number of tiles that reach outside, cycles per stage that the zeros of the farthest of them take).
+
+    Where all tiles do, because they are one row or column, the farthest ones are felt in three waves.
+    """
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
     below, beside = (0 if t.overlapping and n > 1 else n * x - of for n, x, of in ((rows, t.bm, p.m), (columns, t.bn, p.n)))
     beside += t.loaded - t.bn
     if chip.kind != "wgmma" or not (below or beside):
         return 0, 0.0
     tiles = (rows * columns - (rows - (below > 0)) * (columns - (beside > 0))) * p.batch * t.splits
-    several = rows * columns * p.batch * t.splits > chip.sms
-    rate = min(_OUTSIDE_LONG if several else _OUTSIDE, _OUTSIDE_ALL / min(tiles, chip.sms))
-    return tiles, max(below, beside) * t.bk * p.bits / 8 / rate
+    waves, most = rows * columns * p.batch * t.splits / chip.sms, max(below, beside)
+    rate = min(_OUTSIDE_LONG if waves > 1 else _OUTSIDE, _OUTSIDE_ALL / min(tiles, chip.sms))
+    if tiles == rows * columns * p.batch * t.splits:
+        common = beside if columns == 1 else below
+        most = common + (most - common) * min(1.0, _FELT_AFAR / waves)
+    return tiles, most * t.bk * p.bits / 8 / rate
 
 
 def inside(p: TileProblem, t: Tile) -> float:

@@ -45,7 +45,7 @@ class TileProblem:
     evenly (0: any bn). row_block: a tile's rows must lie in one scale block of this size. a_rows, b_rows: rows start at
     multiples of this many bytes (at most 128). may_swap_ab: the kernel has Tile.swap_ab. may_overlap: it has Tile.overlapping
     and Tile.wide. staged: tiles are stored through shared memory, transposed. open_rows: the number of rows of a GEMM or group
-    is known at run time only. ragged: m is the mean of GEMMs of different sizes.
+    is known at run time only. ragged: m is the mean of GEMMs whose sizes may differ.
     """
 
     m: int

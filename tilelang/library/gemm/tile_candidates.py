@@ -14,6 +14,7 @@ from .tile import Chip, Tile, TileProblem, swapped
 _OUTPUT_STAGING = 32 * 1024  # shared bytes reserved to store a tile through shared memory
 _ENOUGH = 4  # stages; blocks with more of them come out of step (192x144 at 2032x1696x6000: with 4 stages 56.5 us, with 5 59.3)
 _BARRIER_BYTES = 1024
+_TILES_AHEAD = 3  # that are loaded under stores (1008x1448x32 TN, 158 of them, by 256x128: 285 us, 305 with 6)
 _REGISTERS = 200  # registers of a thread for accumulators and the left operand, as loaded and as multiplied
 _ACCUMULATORS = {1: 168, 2: 192, 3: 128}  # registers of a thread for both accumulators of two levels
 # (rows of a tile, warp groups that compute it, registers of a thread for its accumulators). 192 rows in two groups, each with
@@ -79,6 +80,9 @@ def _with_splits(chip: Chip, p: TileProblem, t: Tile) -> Iterator[Tile]:
     room, stage = chip.shared - _BARRIER_BYTES, (t.bm + t.loaded) * t.bk * p.bits // 8
     out = t.bm * t.bn * p.out_bits // 8
     narrow = not p.b_k and t.bn * p.bits > 1024 and t.bn * p.bits % 1024
+    most = {"wgmma": 8, "mma": 4, "cpu": 1}[chip.kind]
+    slow = t.bk * p.bits < 1024 and p.batch * p.m * p.n * p.out_bits / 8 > chip.cache  # memory limits stores
+    ahead = min(most, _TILES_AHEAD * ceil(p.k / t.bk)) if slow else most
     for splits in _splits(chip, p, t.bm, t.bn, t.bk):
         blocks = ceil(p.m / t.bm) * ceil(p.n / t.bn) * p.batch * splits
         waves, filled = (_FEW_WAVES, _FILLED) if splits == 1 else (1, _FILLED_SPLIT)
@@ -91,13 +95,12 @@ def _with_splits(chip: Chip, p: TileProblem, t: Tile) -> Iterator[Tile]:
             staged = splits == 1 and (p.staged or overlapping)
             whole = staged and (overlapping or p.out_bits != 16)  # otherwise only some of its boxes are staged at a time
             left = room - (out if whole else min(_OUTPUT_STAGING, out) if chip.kind == "wgmma" else 0)
-            most = {"wgmma": 8, "mma": 4, "cpu": 1}[chip.kind]
             stages = min(left // stage, most, ceil(p.k / t.bk) + 1)
             if chip.kind == "wgmma" and blocks <= chip.sms and not (
                     whole or p.open_rows or p.a_rows % SECTOR or p.b_rows % SECTOR):  # results are staged where operands were
                 stages = max(stages, min(room // stage, _ENOUGH, ceil(p.k / t.bk) + 1))
             if chip.kind == "wgmma" and blocks > chip.sms:  # the next tiles' stages too, beside a tile that is being stored
-                stages = max(stages, min((room - out) // stage, most))
+                stages = max(stages, min((room - out) // stage, ahead))
             if stages > (chip.kind != "cpu"):
                 yield replace(t, stages=stages, splits=splits, overlapping=overlapping, staged=staged)
 
@@ -127,8 +130,11 @@ def _warp_group_tiles(chip: Chip, p: TileProblem) -> Iterator[tuple[int, int, in
     """The tuples (bm, bn, bk, threads) of _GROUPS. Accumulators leave registers for addresses and the epilogue.
 
     Columns go in steps of 8. Steps of a whole box, where that is wider, are used only for tiles in few waves that fill the
-    machine. wgmma has no odd multiples of 8 columns for 8-bit types.
+    machine. wgmma has no odd multiples of 8 columns for 8-bit types. Where k is outermost in both operands, a stage has as many
+    rows of 16 as divide k best (1608x800x144 TN, 123 of them, by 128x256 in steps of 64 150 us, of 48 133).
     """
+    row = 1024 // p.bits  # columns of k in 128 bytes
+    fitted = row if p.a_k or p.b_k else ceil(p.k / ceil(p.k / row) / 16) * 16
     for rows, groups, most in _GROUPS:
         threads = 128 * groups
         for bn in range(8 if p.n <= 8 and p.kind == "half" and p.may_overlap else 16, 257, 16 if p.kind == "int8" else 8):
@@ -136,8 +142,9 @@ def _warp_group_tiles(chip: Chip, p: TileProblem) -> Iterator[tuple[int, int, in
             if (bn % 16 and bn > 8 or narrow or p.staged) and not (p.may_overlap and _fills(chip, p, rows, bn)):
                 continue
             if column_chunks(Tile(rows, bn, 0, 0, threads)) if p.two_level else rows * bn // threads <= most:
-                for bytes_ in (128, 256) if not p.two_level else (128,):
-                    yield rows, bn, bytes_ * 8 // p.bits, threads
+                yield rows, bn, fitted, threads
+                if not p.two_level:
+                    yield rows, bn, 2 * row, threads
 
 
 def _fills(chip: Chip, p: TileProblem, bm: int, bn: int) -> bool:

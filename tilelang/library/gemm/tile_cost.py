@@ -51,8 +51,9 @@ _FOLLOWING = 0.3  # ragged GEMMs: additional fraction of the time of one group's
 # (_RING_OF_THREE), or for each 256 bytes of k (_DEEP). _IDLE: of the time that SMs are idle at the end, the fraction that the
 # others gain where the power limit applies.
 _PARTIAL, _RING_OF_THREE, _DEEP, _IDLE = 0.67, 1.09, 1.05, 0.3
-# By how much more bytes a cycle slow long kernels: 2240x4480x6016 by 128x152 (59 bytes) takes 161.7 us, by 128x208 (52) 149.3.
-_POWER_OF_LOADS = 0.27
+# By how much more bytes a cycle slow kernels, and seconds from which and up to which that grows: 2240x4480x6016 by 128x152 (59
+# bytes) takes 161.7 us, by 128x208 (52) 149.3; 1024x1024x16384 by 128x128 (64) 53.0, by 128x256 (48) 50.7.
+_POWER_OF_LOADS, _LOADS_FELT, _LOADS_WHOLE = 0.24, 2e-5, 4.5e-5
 # Cycles of a stage whose left operand goes through registers, and per element of a thread.
 _FETCHED, _FETCH = 250, 14
 # Split-K: the fraction that each further split costs, and by which tiles of 64 rows are faster with rows across sectors.
@@ -106,7 +107,9 @@ def _estimate(chip: Chip, p: TileProblem, t: Tile, across: bool = False) -> tupl
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
     depth = ceil(ceil(p.k / t.bk) / t.splits)  # stages of a block
     tiles = p.row_tiles(t.bm) * columns * t.splits
-    waves = ceil(tiles / chip.sms)  # waves of an SM's tiles, one after another or side by side
+    waves: float = ceil(tiles / chip.sms)  # of an SM's tiles, one after another or side by side
+    if p.ragged:  # sizes that differ are twice as likely as equal ones
+        waves = (2 * waves + ceil(p.batch * rows * columns / chip.sms)) / 3
     busy = min(1.0, tiles / chip.sms)
     matrix = t.bk * size / 32 * matrix_cycles(chip, p, t.bm, t.bn)
     spans = clusters(chip, p, t, matrix)
@@ -144,7 +147,7 @@ def _estimate(chip: Chip, p: TileProblem, t: Tile, across: bool = False) -> tupl
     if chip.kind == "wgmma":  # under the power limit, idle SMs leave their power to the others
         idle = (1 - tiles / chip.sms / waves) * depth * stage * waves
         cycles -= _IDLE * _long(cycles / chip.clock) * idle
-    own, moved, more = _seconds(chip, cycles, traffic), _memory(chip, p, t), chip.start
+    own, moved, more = _seconds(chip, cycles, traffic, waves * depth * stage), _memory(chip, p, t), chip.start
     if _pdl(chip, p, t, spans):
         more -= PDL_SAVES + (_SAVED_BESIDE if _beside(chip, p, t) else 0.0)
     near = side_by_side(chip, p, t.bm, t.bn, t.splits) if moved > chip.cache else ""
@@ -164,7 +167,7 @@ def _estimate(chip: Chip, p: TileProblem, t: Tile, across: bool = False) -> tupl
     return (own**_BOTH + moved**_BOTH) ** (1 / _BOTH) + more, own + more
 
 
-def _late(chip: Chip, p: TileProblem, t: Tile, waves: int, tiles: int, load: float, stage: float) -> float:
+def _late(chip: Chip, p: TileProblem, t: Tile, waves: float, tiles: int, load: float, stage: float) -> float:
     """Additional cycles of a stage because of edge tiles, whose zeros arrive in addition to the data."""
     edges, zeros = outside_cycles(chip, p, t)
     # One of a block's tiles lies at an edge, unless all do; with many tiles the effect is smaller.
@@ -192,7 +195,7 @@ def _loads_ahead(p: TileProblem, t: Tile) -> bool:
     return by_matrices and t.bk * p.bits * t.threads > 2 * 128 * 256 and 128 <= t.bm * t.bn // t.threads <= 160
 
 
-def _ends(chip: Chip, p: TileProblem, t: Tile, across: bool, waves: int, loop: float, busy: float) -> float:
+def _ends(chip: Chip, p: TileProblem, t: Tile, across: bool, waves: float, loop: float, busy: float) -> float:
     """Cycles of an SM beside its loops of `loop` cycles each: the start, and the stores of tiles. across: see _estimate."""
     out_bytes = 4 if t.splits > 1 else p.out_bits / 8
     storing = t.bm * t.bn * _store_cycles(chip, p, t, across, out_bytes)
@@ -208,7 +211,7 @@ def _ends(chip: Chip, p: TileProblem, t: Tile, across: bool, waves: int, loop: f
     return first * (1 + (waves - 1) * (_LONE if t.bm == 64 else _LONE_TALL)) + tall
 
 
-def _stage(chip: Chip, t: Tile, waves: int, matrix: float, load: float, depth: float, waiting: float = 0.0) -> float:
+def _stage(chip: Chip, t: Tile, waves: float, matrix: float, load: float, depth: float, waiting: float = 0.0) -> float:
     """Cycles of a stage of this many bytes of k."""
     if chip.kind != "wgmma":
         return max(matrix, load)
@@ -270,19 +273,20 @@ def _issue(chip: Chip, t: Tile, traffic: float) -> float:
     return _ISSUE[t.threads // 128] * (1 + 0.065 * max(0.0, traffic / 48 - 1))
 
 
-def _seconds(chip: Chip, cycles: float, traffic: float) -> float:
-    """Seconds of these cycles. The power limit slows long kernels down, to 0.94 of the clock from 100 us on; loads take power
-    too.
+def _seconds(chip: Chip, cycles: float, traffic: float, loop: float) -> float:
+    """Seconds of these cycles, `loop` of them in main loops. The power limit slows long kernels down, to 0.94 of the clock from
+    100 us on; loads take power too.
 
     traffic: bytes that are loaded in a cycle of the MMAs.
     """
     seconds = cycles / chip.clock
-    return seconds * (1 + (0.065 + _POWER_OF_LOADS * (traffic / 48 - 1)) * _long(seconds))
+    loads = _POWER_OF_LOADS * (traffic / 48 - 1) * loop / cycles * _long(seconds, _LOADS_FELT, _LOADS_WHOLE)
+    return seconds * (1 + 0.065 * _long(seconds) + loads)
 
 
-def _long(seconds: float) -> float:
-    """The fraction of a kernel's time at the power limit: it rises from 0 at 40 us to 1 at 100 us."""
-    return min(1.0, max(0.0, (seconds - 4e-5) / 6e-5))
+def _long(seconds: float, first: float = 4e-5, last: float = 1e-4) -> float:
+    """The fraction of a kernel's time at the power limit: it rises from 0 at `first` to 1 at `last`."""
+    return min(1.0, max(0.0, (seconds - first) / (last - first)))
 
 
 def _resident(chip: Chip, p: TileProblem, t: Tile) -> int:
