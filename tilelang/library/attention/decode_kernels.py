@@ -130,9 +130,10 @@ def magnitude(f, Q, b, h, row):
     """(x, 1 / x): the power of two in the largest query of a tile. Queries over x are float16, whatever their exponents."""
     if f.math == f.dtype and not f.wide:
         return 1.0, 1.0
-    q, most = T.alloc_fragment((f.tile.rows, f.dim), "float32"), T.alloc_fragment((f.tile.rows,), "float32")
+    rows = 64 if f.wide else f.tile.rows
+    q, most = T.alloc_fragment((rows, f.dim), "float32"), T.alloc_fragment((rows,), "float32")
     largest = T.alloc_fragment((1,), "float32")
-    for i, j in T.Parallel(f.tile.rows, f.dim):
+    for i, j in T.Parallel(rows, f.dim):
         r = T.min(row + i, f.used - 1)
         q[i, j] = T.abs(T.cast(Q[b, r // f.group, h * f.group + r % f.group, j], "float32"))
     T.reduce_max(q, most, dim=1)
@@ -335,11 +336,12 @@ def key_range(f: DecodeForm, caches: tuple[Any, Any, Any], place: tuple[Any, Any
                     lambda k, _, i, j: visible(f, k * f.tile.keys + j, at + (row + i) // f.group))
 
 
-def loading(f: DecodeForm, Q: Any, b: Any, h: Any, row: Any, factor: Any) -> Callable[[Any], Any]:
-    """What loads the queries of a tile, times a factor."""
-    if f.narrow and not f.columns:
-        return lambda tiles: load_terms(f, tiles, Q, b, h, row, factor)
-    return lambda tile: load_queries(f, tile, Q, b, h, row, factor)
+@T.macro
+def load_sums(f, Qs, Q, b, h, row):
+    """Load 64 queries as sums of float8; what they are divided by."""
+    size, factor = magnitude(f, Q, b, h, row)
+    load_terms(f, Qs, Q, b, h, row, factor)
+    return size
 
 
 @T.macro
@@ -347,17 +349,17 @@ def attended(f, Q, caches, work, scales, place, at, span, put):
     """`put` the means and logarithms of the tile of queries at `place`, a sequence, a kv head and a row, over the tiles of a
     span."""
     (b, h, row), (c, unit) = place, scales
-    size, factor = magnitude(f, Q, b, h, row)
-    load = loading(f, Q, b, h, row, factor)
     if f.wide:
-        attend_groups(f, load, (c * size, unit), lambda g: key_range(f, caches, (b, h, row + g), at, span),
+        attend_groups(f, lambda Qs, g: load_sums(f, Qs, Q, b, h, row + g), scales,
+                      lambda g: key_range(f, caches, (b, h, row + g), at, span),
                       lambda g: lambda k: hides_keys(f, k, row + g, at), put)
-    elif f.narrow:
-        acc, total = attend_narrow(f, load, c * size, unit, key_range(f, caches, place, at, span),
-                                   lambda k: hides_keys(f, k, row, at))
-        put(acc, total, 0)
     else:
-        acc, total = attend(f, work, load, c, key_range(f, caches, place, at, span))
+        size, factor = magnitude(f, Q, b, h, row)
+        load, tiles = lambda Qs: load_queries(f, Qs, Q, b, h, row, factor), key_range(f, caches, place, at, span)
+        if f.narrow:
+            acc, total = attend_narrow(f, load, c * size, unit, tiles, lambda k: hides_keys(f, k, row, at))
+        else:
+            acc, total = attend(f, work, load, c, tiles)
         put(acc, total, 0)
 
 

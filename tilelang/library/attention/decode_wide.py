@@ -71,7 +71,7 @@ MULTIPLY, SUPPLY, BUFFERS = (200, 216), (56, 72), (1, 2)
 class Ring(NamedTuple):
     """Shared memory of a block: queries, stages of K and of V as they lie, V in float16; barriers: full and free of each."""
 
-    Q: list[Any]
+    Q: list[list[Any]]
     K: Any
     raw: Any
     V: Any
@@ -150,10 +150,10 @@ def supply(f, tiles, ring, groups):
 
 
 @T.macro
-def score_tile(f, ring, g, n, S):
+def score_tile(f, ring, Qs, n, S):
     """Issue the scores of the n-th tile, when it has come."""
     T.mbarrier_wait_parity(ring.k_full[n % f.tile.stages], n // f.tile.stages % 2)
-    score_terms([Q[g * 64:(g + 1) * 64, :] for Q in ring.Q], ring.K[n % f.tile.stages, :, 0:f.dim], S)
+    score_terms(Qs, ring.K[n % f.tile.stages, :, 0:f.dim], S)
 
 
 @T.macro
@@ -164,8 +164,8 @@ def add_tile(f, ring, n, P, acc):
 
 
 @T.macro
-def attend_wide(f, ring, g, scales, tiles, hides):
-    """Warp group g: (weighted means, logarithms of sums) of its 64 rows. scales: the factor of scores, and what an element of
+def attend_wide(f, ring, Qs, scales, tiles, hides):
+    """(weighted means, logarithms of sums) of the 64 rows of a warp group. scales: the factor of scores, and what an element of
     V counts."""
     (scaled, unit), buffers = scales, ring.V.shape[0]
     S, P = T.alloc_fragment((64, f.tile.keys), f.accum), T.alloc_fragment((64, f.tile.keys), f.math)
@@ -176,7 +176,7 @@ def attend_wide(f, ring, g, scales, tiles, hides):
     for k in T.serial(tiles.begin, tiles.end):
         n = k - tiles.begin
         before_last = (n + buffers - 1) % buffers  # in the first step, a tile that nothing has used
-        score_tile(f, ring, g, n, S)
+        score_tile(f, ring, Qs, n, S)
         if n > 0:
             add_tile(f, ring, n - 1, P, acc)
             T.wait_wgmma(1)
@@ -209,27 +209,28 @@ def attend_wide(f, ring, g, scales, tiles, hides):
 
 
 @T.macro
-def multiply(f, ring, g, scales, tiles, hides, put):
+def multiply(f, ring, g, load, scales, tiles, hides, put):
     """Warp group g: the results of its 64 rows."""
     with T.ws(g):
         T.inc_max_nreg(MULTIPLY[f.tile.rows // 64 - 1])
-        acc, total = attend_wide(f, ring, g, scales, tiles, hides)
+        size = load(ring.Q[g], g * 64)
+        T.fence_proxy_async()
+        T.sync_threads()
+        acc, total = attend_wide(f, ring, ring.Q[g], (scales[0] * size, scales[1]), tiles, hides)
         put(acc, total, g * 64)
 
 
 @T.macro
 def attend_groups(f, load, scales, tiles, hides, put):
-    """The block of a tile of queries. load: loads them. tiles, hides: give for the first row of a group its tiles of keys, and
-    whether one has a key that a row does not see. put: stores results. scales: as attend_wide takes them."""
+    """The block of a tile of queries. load: loads 64 of them as sums, and gives what these are divided by. tiles, hides: give
+    for the first row of a group its tiles of keys, and whether one has a key that a row does not see. put: stores results.
+    scales: as attend_wide takes them."""
     groups, stages, buffers = f.tile.rows // 64, f.tile.stages, BUFFERS[f.tile.rows // 64 - 1]
     K, raw = [T.alloc_shared((stages, f.tile.keys, padded(n)), f.kv_dtype) for n in (f.dim, f.dim_v)]
     V = T.alloc_shared((buffers, f.tile.keys, padded(f.dim_v)), f.math)
-    Qs = [T.alloc_shared((f.tile.rows, f.dim), f.kv_dtype) for _ in range(f.terms)]
+    Qs = [[T.alloc_shared((64, f.dim), f.kv_dtype) for _ in range(f.terms)] for _ in range(groups)]
     k_full, raw_full, v_full = [T.alloc_barrier([128] * n) for n in (stages, stages, buffers)]
     k_free, v_free = [T.alloc_barrier([4 * groups] * n) for n in (stages, buffers)]
     ring = Ring(Qs, K, raw, V, k_full, k_free, raw_full, v_full, v_free)
-    load(Qs)
-    T.fence_proxy_async()
-    T.sync_threads()
     supply(f, tiles(0), ring, groups)
-    _ = [multiply(f, ring, g, scales, tiles(g * 64), hides(g * 64), put) for g in range(groups)]
+    _ = [multiply(f, ring, g, load, scales, tiles(g * 64), hides(g * 64), put) for g in range(groups)]
