@@ -442,3 +442,26 @@ def test_threads_that_read_bytes_which_tma_fills_as_another_tile_have_a_fence():
     text = print_kernel(lower(f.func, SM90A, {}).kernels[0]).split('extern "C"')[1]
     assert "fence_proxy_async();\n  __syncthreads();\n  // T.tma_copy" in "\n".join(
         line for line in text.splitlines() if "T.sync_threads" not in line), text
+
+
+def test_no_barrier_stands_between_the_boxes_of_one_load():
+    """Both are counted by the mbarrier of their stage."""
+    @T.prim_func
+    def f(A: T.Tensor((6, 64, 64), "float16"), B: T.Tensor((3, 128, 64), "float16")):
+        with T.Kernel(1, threads=256):
+            S, full = T.alloc_shared((2, 128, 64), "float16"), T.alloc_barrier([128] * 2)
+            with T.ws(0):
+                for k in T.serial(3):
+                    s = k % 2
+                    T.tma_copy(A[2 * k, :, :], S[s, 0:64, :], barrier=full[s])
+                    T.tma_copy(A[2 * k + 1, :, :], S[s, 64:128, :], barrier=full[s])
+                    T.mbarrier_arrive(full[s])
+                    T.mbarrier_wait_parity(full[s], k // 2 % 2)
+                    T.copy(S[s, :, :], B[k, :, :])
+                    T.sync_threads(1, 128)
+
+    a = np.arange(6 * 64 * 64, dtype=np.float16).reshape(6, 64, 64) % 8
+    got, text = both(f, a, np.zeros((3, 128, 64), np.float16))
+    assert np.array_equal(got, a.reshape(3, 128, 64))
+    copies = [line for line in text.split('extern "C"')[1].splitlines() if "tma_load" in line or "named_barrier" in line]
+    assert ["tma_load" in line for line in copies][:2] == [True, True], copies
