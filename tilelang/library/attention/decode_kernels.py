@@ -337,7 +337,7 @@ def key_range(f: DecodeForm, caches: tuple[Any, Any, Any], place: tuple[Any, Any
 
 
 @T.macro
-def load_sums(f, Qs, Q, b, h, row):
+def load_scaled(f, Qs, Q, b, h, row):
     """Load 64 queries as sums of float8; what they are divided by."""
     size, factor = magnitude(f, Q, b, h, row)
     load_terms(f, Qs, Q, b, h, row, factor)
@@ -350,7 +350,7 @@ def attended(f, Q, caches, work, scales, place, at, span, put):
     span."""
     (b, h, row), (c, unit) = place, scales
     if f.wide:
-        attend_groups(f, lambda Qs, g: load_sums(f, Qs, Q, b, h, row + g), scales,
+        attend_groups(f, lambda Qs, g: load_scaled(f, Qs, Q, b, h, row + g), scales,
                       lambda g: key_range(f, caches, (b, h, row + g), at, span),
                       lambda g: lambda k: hides_keys(f, k, row + g, at), put)
     else:
