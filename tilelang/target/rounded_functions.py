@@ -60,9 +60,13 @@ for _name, _uses in _ROWS.items():
 SCALED_TANH = "tanh_rounded_scaled"
 TANH_ERROR = 7 * 2.0**-24
 MOST_WEIGHT = 64.0  # so exponents are off by 64 * 7 * 2^-24 = 2^-15.2 at most: a sixteenth of a unit of float16
-# tanh(x) = x (a0 + a1 x^2 + a2 x^4 + a3 x^6) for |x| <= SMALL, with an error of 2.2 units of 2^-24 (minimax by Remez); its
-# relative error is at most 20 units of float32, so the forms of tanh for rounded results (24 units) may take it too.
-SMALL, SMALL_TANH = 0.5, (0.9999976754188538, -0.33320656418800354, 0.13145145773887634, -0.04337248206138611)
+# (L, coefficients) of tanh(x) = x (a0 + a1 x^2 + …) for |x| <= L (minimax by Remez).  For rounded results the error is 2.2
+# units of 2^-24 and relatively at most 20 units of float32 (those forms have 24).  For exponents it is 5.5 units of 2^-24, and
+# 1 more by roundings, so they stay within TANH_ERROR with a term less.
+SMALL_TANH = ((0.5, (0.9999976754188538, -0.33320656418800354, 0.13145145773887634, -0.04337248206138611)),
+              (0.33, (0.9999930262565613, -0.33281534910202026, 0.12361811101436615)))
+# The largest of 2^(-c tanh z) |1 - 2^(c (tanh z - p(z)))| over z > 0.33, for that polynomial p, is below 2^-26 from this c on.
+LEAST_ANCHORED = 40.0
 add_intrinsic(Intrinsic(SCALED_TANH, 3, PURE, lambda x, k, c: c * np.tanh(x * k),
                         {"float32": "tl::scaled_tanh({0}, {1}, {2})"}))
 

@@ -1,15 +1,19 @@
 """Compute tanh by a polynomial where the arguments of a whole warp are small.
 
-    for r in unroll(64):                          largest = 0
-        S[r] = scaled_tanh(S[r], k, c)            for r in unroll(64): largest = max(largest, fabs(S[r]))
-                                       ->         if any_sync(largest > 0.5 / k):
-                                                      for r in unroll(64): S[r] = scaled_tanh(S[r], k, c)
-                                                  else:
-                                                      for r in unroll(64): S[r] = S[r] * polynomial(S[r] * S[r])
+    for r: part[r] = max over S[r, …]; over lanes         for r: part[r] = max over S[r, …]; over lanes
+    for r: most[r] = part[r]                              low = 0;  for r, j: low = max(low, max(-S[r, j], 0))
+    for r: top[r] = scaled_tanh(most[r], k, c)     ->     for r: most[r] = part[r]
+    for r, j: S[r, j] = exp2(scaled_tanh(                 if any_sync(low > limit / k or part[r] > limit / k, of all r):
+                           S[r, j], k, c) - top[r])           the last two loops on the left
+                                                          else:
+                                                              the same, with polynomials in place of tanh
 
 A special function takes as long as eight multiply-adds, and arguments of score functions are seldom large.  The polynomial has
 an error below that of scaled_tanh, and a relative one below that of tanh for rounded results.  Only loops beside wgmma in a
 serial loop are changed: there all lanes of a warp are active, and arithmetic between GEMMs is what takes the time.
+
+Where maxima of all elements are known, only the least element is sought, and tanh of maxima is in the branches too: a warp
+waits for it less.  The rows of a thread then find their maxima at once.  Else the largest absolute value is sought.
 """
 
 from __future__ import annotations
@@ -18,16 +22,20 @@ import functools
 import math
 from typing import Any
 
-from tilelang.ir import (LOCAL, Alloc, Bind, Binary, Buffer, Call, Const, Expr, For, Func, If, Load, Seq, Stmt, Store,
-                         binary, call, cast, const, dtype, fresh, replace, rewrite, seq, stmts_of, walk)
-from tilelang.target.rounded_functions import FORMS, SCALED_TANH, SMALL, SMALL_TANH
+from tilelang.ir import (LOCAL, Alloc, Bind, Binary, Buffer, Call, Const, Expr, For, Func, If, Load, Seq, Stmt, Store, binary,
+                         call, cast, const, dtype, fresh, is_const, logical, replace, rewrite, seq, stmts_of, unary, walk)
+from tilelang.target.register_forms import EX2, constant, form_of, sum_form
+from tilelang.target.rounded_functions import FORMS, LEAST_ANCHORED, SCALED_TANH, SMALL_TANH
 
-from ..analysis.statements import rename
+from ..analysis.effects import effects
+from ..analysis.statements import rename, renamed
 from ..framework.pass_ import DEVICE, PassContext, pass_
+from .voted_maxima import calls, is_row, row_loop, rows_at_once
 
 F32 = dtype("float32")
 FEWEST = 16  # elements of a thread for which the vote pays
 TANH = {SCALED_TANH, *(form.name for form in FORMS["tanh"].values())}
+ZERO = (const(0),)
 
 
 @pass_(needs=DEVICE)
@@ -41,56 +49,154 @@ def small_tanh(func: Func, cx: PassContext) -> Func:
 def _divided(s: For) -> Stmt | None:
     if s.kind != "serial" or not any(x.op.startswith("wgmma") for x in walk(s.body, Call)):
         return None
+    old = stmts_of(s.body)
     out: list[Stmt] = []
-    for x in stmts_of(s.body):
-        out += _branches(x) if isinstance(x, For) and _applies(x) else [x]
-    return replace(s, body=seq(*out)) if len(out) > len(stmts_of(s.body)) else None
+    for x in old:
+        found = _limit(x) if isinstance(x, For) else 0.0
+        out = (_with_maxima(out, x, found) or [*out, *_branches(x, found)]) if found else [*out, x]
+    return None if all(x is y for x, y in zip(old, out)) else replace(s, body=seq(*out))
 
 
-def _applies(s: For) -> bool:
-    """Whether a nest computes tanh of elements that it has not changed yet, for enough elements."""
-    factors = {abs(_operands(x)[1]) for x in walk(s, Call) if x.op in TANH}
-    if not factors or any(not isinstance(x, (For, Seq, Bind, Store)) or isinstance(x, For) and x.kind != "unroll"
-                        for x in walk(s, Stmt)) or len(factors) > 1 or not 2.0**-12 < max(factors) < 2.0**12:
-        return False
+def _limit(s: For) -> float:
+    """The largest argument, without its factor, for which the polynomials of a nest hold; 0 if the nest stays as it is.
+
+    It computes tanh of elements that it has not changed yet, for enough elements, with one factor of the arguments.
+    """
+    calls = [x for x in walk(s, Call) if x.op in TANH]
+    factors = {abs(_operands(x)[1]) for x in calls}
+    if any(not isinstance(x, (For, Seq, Bind, Store)) or isinstance(x, For) and x.kind != "unroll"
+           for x in walk(s, Stmt)) or len(factors) != 1 or not 2.0**-12 < max(factors) < 2.0**12:
+        return 0.0
     stores = {x.buffer.data: x for x in walk(s, Store)}
     own = all(x.indices == stores[x.buffer.data].indices for x in walk(s, Load) if x.buffer.data in stores)
     count = math.prod(int(x.extent.value) if isinstance(x.extent, Const) else 0 for x in walk(s, For))
-    return own and len(stores) == sum(1 for _ in walk(s, Store)) and count >= FEWEST
+    fits = own and len(stores) == sum(1 for _ in walk(s, Store)) and count >= FEWEST
+    return min(SMALL_TANH[x.op == SCALED_TANH][0] for x in calls) / max(factors) if fits else 0.0
 
 
-def _branches(s: For) -> list[Stmt]:
-    largest, vote = Buffer("largest", (1,), F32, LOCAL), fresh("large", "int32")
-    zero, factor = (const(0),), next(abs(_operands(x)[1]) for x in walk(s, Call) if x.op in TANH)
+def _branches(s: For, limit: float) -> list[Stmt]:
+    """The nest in two branches, behind a vote about the absolute values of its arguments."""
+    largest = Buffer("largest", (1,), F32, LOCAL)
 
     def raised(x: Bind | Store) -> list[Stmt]:
         """`largest` after the arguments in a value, where there are some."""
-        new: Expr = Load(largest, zero, F32)
+        new: Expr = Load(largest, ZERO, F32)
         found = [_operands(y)[0] for y in walk(x.value, Call) if y.op in TANH]
         for y in found:
             new = binary("max", new, Call("fabs", (y,), F32))
-        return [Store(largest, zero, new, span=x.span)] if found else []
+        return [Store(largest, ZERO, new, span=x.span)] if found else []
 
     def measured(x: Any) -> Any:
         return seq(x, *raised(x)) if isinstance(x, Bind) else seq(*raised(x))
 
+    tests = [rewrite(x, measured, Bind, Store) for x in rename([s])]
+    return [Alloc(largest), Store(largest, ZERO, const(0.0, F32)), *tests,
+            *_either([s], any_lane([binary("gt", Load(largest, ZERO, F32), const(limit, F32))]))]
+
+
+def _with_maxima(before: list[Stmt], s: For, limit: float) -> list[Stmt] | None:
+    """All statements up to the nest, with it in two branches; None where no reduction before it finds maxima of its arguments.
+    """
+    tanhs = [y for y in walk(s, Call) if y.op in TANH]
+    x = _operands(tanhs[0])[0]
+    at = next((i for i in range(len(before) - 1, -1, -1) if isinstance(x, Load) and any(
+        e.storage is x.buffer.data for e in effects(before[i]))), None)
+    rows = None if at is None or len(tanhs) > 1 else rows_at_once(before[at])
+    form: Any = sum_form(rows[1]) if rows else None
+    if rows is None or at is None or form is None or form.buffer.data is not x.buffer.data or form.value.op != "max" or \
+            len({k for _, k in form.points}) < x.buffer.size:
+        return None
+    maxima, least = form.value.a.buffer, Buffer("least", (1,), F32, LOCAL)
+    lowest, highest = Load(least, ZERO, F32), [Load(maxima, (const(r),), F32) for r in range(maxima.size)]
+    sought = renamed(rewrite(rows[1], lambda y: replace(y, buffer=least, indices=ZERO, value=binary(
+        "max", lowest, binary("max", unary("neg", y.value.b), const(0.0, F32)))), Store))
+    apart, inside, behind = _of_maxima(before[at + 1:], s, maxima, abs(_operands(tanhs[0])[1]))
+    small = [binary("le", y, const(limit, F32)) for y in highest]  # NaN is not
+    large = any_lane([unary("not", y) for y in (*small, binary("le", lowest, const(limit, F32)))])
+    start = [*before[:at], Alloc(least), Store(least, ZERO, const(0.0, F32))]
+    if not _anchored(s, tanhs[0], form) or not is_const(rows[0].body.value, -math.inf):  # type: ignore[attr-defined]
+        return [*start, *rows, sought, *apart, *_either([*inside, s], large), *behind]
+    # Maxima of 0 and elements take no vote about signs.  Where they are above 0 they are those of the elements.
+    zero = const(0.0, F32)
+    quick = [renamed(rewrite(y, lambda z: replace(z, value=value(z.value)), Store)) for y, value in zip(rows, (
+        lambda _: zero, lambda e: binary("max", e.a, binary("max", e.b, zero))))]
+    some, doubt, many = Buffer("large", (1,), dtype("int32"), LOCAL), fresh("doubt", "int32"), fresh("large", "int32")
+    doubtful = any_lane([unary("not", logical("and", y, binary("gt", y.a, zero))) for y in small])
+    exact = seq(*rows, sought, Bind(many, large), Store(some, ZERO, many))
+    return [*start, *quick, renamed(rows[2]), Alloc(some), Store(some, ZERO, const(0, "int32")), Bind(doubt, doubtful),
+            If(binary("ne", doubt, const(0, "int32")), exact), *apart,
+            *_either([*inside, s], Load(some, ZERO, some.dtype)), *behind]
+
+
+def _anchored(s: For, tanh: Call, maxima: Any) -> bool:
+    """Whether a nest only computes exp2(c tanh(k x) - t), with a weight c that is large enough and t of the row of x.
+
+    maxima: the form of the reduction that found maxima of rows.  Where that of a row is not negative, what lies below the
+    polynomial's range is below 2^-20 of the row's largest result, and the polynomial, which rises everywhere, is at most tanh
+    there: its result is off by less than 2^-26 of the largest."""
+    nest = s
+    while isinstance(nest, For):
+        nest = nest.body  # type: ignore[assignment]
+    e: Any = nest.value.args[0] if isinstance(nest, Store) and getattr(nest.value, "op", "") in EX2 else None
+    x, k, c = _operands(tanh)
+    t = e.b if isinstance(e, Binary) and e.op == "sub" and e.a is tanh else None
+    if not isinstance(t, Load) or len(t.indices) != 1 or k < 0 or c < LEAST_ANCHORED:
+        return False
+    row = {place: r for r, place in maxima.points}
+    form = form_of(rewrite(s, lambda y: x if y is tanh else None, Call))
+    return form is not None and form.kind == "map" and all(constant(t.indices[0], at) == row[place] for place, at in form.points)
+
+
+def _of_maxima(between: list[Stmt], s: For, maxima: Buffer, factor: float) -> tuple[list[Stmt], list[Stmt], list[Stmt]]:
+    """Statements between maxima and the nest: those in front of the branches, in them, and behind them.
+
+    In them are those that the nest needs from the first tanh of a maximum on.
+    """
+    between = [y for y in between if not calls(y, "wgmma_hold")]  # a branch holds what follows, too
+    known, first = {maxima.data}, len(between)
+    for i, y in enumerate(between):
+        found = row_loop(y)
+        if found is not None and any(is_row(found[1].value, b, found[0]) for b in [
+                z.buffer for z in walk(found[1].value, Load) if z.buffer.data in known]):
+            known.add(found[1].buffer.data)  # a copy of maxima
+        tanhs = [_operands(z)[:2] for z in walk(y, Call) if z.op in TANH]
+        if tanhs:
+            first = i
+            bounded = all(isinstance(z, Load) and z.buffer.data in known and abs(k) == factor for z, k in tanhs)
+            if not bounded or any(row_loop(z) is None for z in between[i:]):
+                first = len(between)
+            break
+    inside, behind, needed = list[Stmt](), list[Stmt](), {e.storage for e in effects(s)}
+    for y in reversed(between[first:]):
+        if any(e.storage in needed for e in effects(y) if e.writes):
+            inside.insert(0, y)
+            needed |= {e.storage for e in effects(y)}
+        else:
+            behind.insert(0, y)
+    return between[:first], inside, behind
+
+
+def any_lane(conditions: list[Expr]) -> Expr:
+    """Whether one of the conditions holds in some lane."""
+    some = functools.reduce(lambda x, y: logical("or", x, y), conditions)
+    return call("any_sync", (cast(some, "int32"), const(0xffffffff, "uint32")), "int32")
+
+
+def _either(stmts: list[Stmt], large: Expr) -> list[Stmt]:
+    """Statements in two branches: as they are where `large` is not 0, else with polynomials."""
     def polynomial(x: Any) -> Any:
         if x.op not in TANH:
             return None
         y, k, c = _operands(x)
-        u = y * y
-        factors: list[Expr] = [const(c * a * k**(2 * i + 1), F32) for i, a in enumerate(SMALL_TANH)]
-        return y * functools.reduce(lambda total, a: total * u + a, reversed(factors))
+        factors: list[Expr] = [const(c * a * k**(2 * i + 1), F32) for i, a in enumerate(SMALL_TANH[x.op == SCALED_TANH][1])]
+        return y * functools.reduce(lambda total, a: total * (y * y) + a, reversed(factors))
 
-    tests = [rewrite(x, measured, Bind, Store) for x in rename([s])]
-    above = cast(binary("gt", Load(largest, zero, F32), const(SMALL / factor, F32)), "int32")
-    large = call("any_sync", (above, const(0xffffffff, "uint32")), "int32")
-    return [Alloc(largest), Store(largest, zero, const(0.0, F32)), *tests, Bind(vote, large),
-            If(binary("ne", vote, const(0, "int32")), s, seq(*[rewrite(x, polynomial, Call) for x in rename([s])]),
-               span=s.span)]
+    vote = fresh("large", "int32")
+    small = [rewrite(x, polynomial, Call) for x in rename(stmts)]
+    return [Bind(vote, large), If(binary("ne", vote, const(0, "int32")), seq(*stmts), seq(*small), span=stmts[-1].span)]
 
 
-def _operands(e: Any) -> tuple[Expr, float, float]:
+def _operands(e: Any) -> tuple[Any, float, float]:
     """(y, k, c) of a call that is c * tanh(k * y), for constants k and c."""
     x: Any = e.args[0]
     k = c = 1.0

@@ -140,16 +140,13 @@ def _reduces(s: Stmt) -> bool:
 def _of_threads(body: list[Stmt], m: Maxima) -> tuple[list[Stmt], Stmt, Expr] | None:
     """(statements that find what a thread's own elements would make of `top`, the reduction over lanes of what they find, the
     condition that a row moves)."""
-    whole: Any = body[m.reduced]
-    steps: list[Any] = list(stmts_of(whole.body))
-    inner = next((i for i, s in enumerate(steps) if isinstance(s, For)), len(steps))
-    lanes = steps[inner + 1:]
-    if not lanes or any(not isinstance(s, Store) or not any(c.op == "shfl_xor" for c in walk(s, Call)) for s in lanes):
+    found = rows_at_once(body[m.reduced])
+    if found is None:
         return None
+    begun, reduced, whole = found
+    lanes: Any = stmts_of(whole.body)
     names: dict[Any, Any] = {}  # buffer -> the same for a thread's own elements
     parts: list[Stmt] = []
-    begun = with_options(replace(whole, body=seq(*steps[:inner])), registers=None)
-    reduced = with_options(replace(whole, body=steps[inner]), any_order=steps[inner].plan.any_order)  # of all rows at once
     for s in [begun, reduced, *body[m.reduced + 1:m.chosen]]:
         if not calls(s, "wgmma_hold"):
             names.update((b, replace(b, name=f"{b.name}_own", data=fresh(f"{b.name}_own", b.data.dtype)))
@@ -159,10 +156,24 @@ def _of_threads(body: list[Stmt], m: Maxima) -> tuple[list[Stmt], Stmt, Expr] | 
     if m.top not in names or to not in names:
         return None
     start = Store(to, (whole.var,), Load(names[to], (whole.var,), to.dtype))
-    over_lanes = with_options(renamed(replace(whole, body=seq(start, *lanes))), registers=None)
+    over_lanes = renamed(replace(whole, body=seq(start, *lanes)))
     chosen: Any = body[m.chosen]  # a loop over rows
     rows = [substitute(chosen.body.value.cond, {chosen.var: const(r, chosen.var.dtype), **names}) for r in range(m.top.size)]
     return [*map(Alloc, names.values()), *parts], over_lanes, functools.reduce(lambda x, y: logical("or", x, y), rows)
+
+
+def rows_at_once(s: Stmt) -> tuple[For, For, For] | None:
+    """(loops over rows: their first values, their reductions over a thread's elements, those over lanes) of a reduction whose
+    loop over rows has all three; None for other statements."""
+    steps: list[Any] = list(stmts_of(s.body)) if isinstance(s, For) else []
+    inner = next((i for i, x in enumerate(steps) if isinstance(x, For)), len(steps))
+    lanes = steps[inner + 1:]
+    if not isinstance(s, For) or not lanes or any(not isinstance(x, Store) or not any(
+            c.op == "shfl_xor" for c in walk(x, Call)) for x in lanes):
+        return None
+    reduced = with_options(replace(s, body=steps[inner]), registers=None, any_order=steps[inner].plan.any_order)
+    begun, over_lanes = (renamed(with_options(replace(s, body=seq(*x)), registers=None)) for x in (steps[:inner], lanes))
+    return begun, reduced, over_lanes  # type: ignore[return-value]
 
 
 def _vanishes(e: Any, top: Buffer, before: Buffer) -> bool:
