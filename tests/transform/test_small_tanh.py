@@ -6,7 +6,13 @@ from test_shorten_exponents import capped, elementwise, softmax, text
 
 import tilelang
 import tilelang.language as T
-from tilelang.transform.pipeline import DEVICE_PASSES
+from tilelang.codegen.cuda.printer import print_kernel
+from tilelang.library.attention.flex_attention import FlexForm, flex_program
+from tilelang.library.attention.form import AttentionForm, ScoreFunctions, Tile
+from tilelang.library.attention.problem import Mask, Sizes
+from tilelang.simulator import run_device
+from tilelang.target import Target
+from tilelang.transform.pipeline import DEVICE_PASSES, lower
 from tilelang.transform.registers.small_tanh import small_tanh
 
 
@@ -89,3 +95,40 @@ def test_softmax_of_capped_scores(size):
     want = p / p.sum(1, keepdims=True) @ k.astype(np.float64)
     assert np.abs(out - want).max() <= 2.0**-10 * np.abs(k).max() * 1.1
     assert np.abs(logs - (np.log(p.sum(1)) + s.max(1))).max() <= 30 * 8 * 2.0**-24 + 1e-5
+
+
+def after_maxima(cap, n, keys, dim):
+    """Attention whose maxima come before a softcap."""
+    strides = tuple((x * dim, x * dim, dim, 1) for x in (n, keys, keys, n))
+    sizes, tile = Sizes(1, n, keys, 1, 1, dim, dim), Tile(64, 64, 2, 128)
+    form = AttentionForm(sizes, strides, "bhsd", "float16", Mask(), tile, True, dim**-0.5)
+    program = flex_program(FlexForm(form, ScoreFunctions(lambda s, b, h, i, j: cap * T.tanh(s / cap))))
+    return lower(program.func, Target({"kind": "cuda", "arch": "sm_90a"}))
+
+
+def main_loop(lowered):
+    return print_kernel(lowered.kernels[0]).partition("__global__")[2].rpartition("for (int k")[2]
+
+
+def test_the_least_elements_are_sought_beside_maxima():
+    body = main_loop(after_maxima(8.0, 64, 192, 64))
+    assert "tl::above_S" not in body and "tl::below_S" in body and body.count("any_sync((int)") == 1
+
+
+def test_large_weights_need_the_least_elements_only_in_doubt():
+    """Warps have scores around 0, -4, -24 and 24: no doubt, doubt, and large arguments."""
+    n, keys, dim, cap = 64, 192, 64, 30.0
+    lowered = after_maxima(cap, n, keys, dim)
+    body = main_loop(lowered)
+    assert body.index("tl::above_S") < body.index("if (doubt") < body.index("tl::below_S") < body.index("tl::map_S")
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 1, x, dim)).astype(np.float16) for x in (n, keys, keys))
+    k[..., 0], q[..., 0] = 8.0, np.repeat([0.0, -4.0, -24.0, 24.0], 16)
+    given = {"Q": q, "K": k, "V": v, "Blocks": np.zeros((1, 1, 1, 1), np.int32), "X0": np.zeros(1, np.float32),
+             "X1": np.zeros(1, np.float32), "O": np.zeros_like(q), "LSE": np.zeros((1, 1, n), np.float32)}
+    found = run_device(lowered, given).outputs
+    s = cap * np.tanh(q[0, 0].astype(float) @ k[0, 0].astype(float).T * dim**-0.5 / cap)
+    weights = np.exp(s - s.max(1, keepdims=True))
+    want = weights @ v[0, 0].astype(float) / weights.sum(1, keepdims=True)
+    assert np.abs(found["O"][0, 0] - want).max() <= 2.0**-10 * np.abs(v).max() * 1.1
+    assert np.abs(found["LSE"][0, 0] - np.log(weights.sum(1)) - s.max(1)).max() <= cap * 8 * 2.0**-24 + 1e-5

@@ -330,8 +330,9 @@ def largest_of_threes(rows: list[list[str]], in_floats: Callable[[list[tuple[int
 def clamped_of_threes(rows: list[list[str]], below: bool) -> str:
     """Statements that set each float x0, x1, … to the maximum of itself, 0 and its registers; below: and their negatives."""
     sign, op, back = ("-", "max.u32", " ^ 0x80000000") if below else ("", "max.s32", "")
-    return " ".join(f"int n{i}; asm volatile(\"{_joined(_threes(names, op))}\" : \"=&r\"(n{i}) : \"f\"({sign}fmaxf(x{i}, 0.0f))); "
-                    f"x{i} = __int_as_float(n{i}{back});" for i, names in enumerate(rows))
+    lines = [_joined(_threes(names, op)) for names in rows]
+    return " ".join(f"int n{i}; asm volatile(\"{text}\" : \"=&r\"(n{i}) : \"f\"({sign}fmaxf(x{i}, 0.0f))); "
+                    f"x{i} = __int_as_float(n{i}{back});" for i, text in enumerate(lines))
 
 
 def _threes(registers: list[str], op: str) -> list[str]:

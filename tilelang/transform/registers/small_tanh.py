@@ -1,29 +1,35 @@
 """Compute tanh by a polynomial where the arguments of a whole warp are small.
 
-    for r: part[r] = max over S[r, …]; over lanes         for r: part[r] = max over S[r, …]; over lanes
-    for r: most[r] = part[r]                              low = 0;  for r, j: low = max(low, max(-S[r, j], 0))
-    for r: top[r] = scaled_tanh(most[r], k, c)     ->     for r: most[r] = part[r]
-    for r, j: S[r, j] = exp2(scaled_tanh(                 if any_sync(low > limit / k or part[r] > limit / k, of all r):
-                           S[r, j], k, c) - top[r])           the last two loops on the left
-                                                          else:
-                                                              the same, with polynomials in place of tanh
+    for r, j: most[r] = max(most[r], S[r, j])              for r, j: most[r] = max(most[r], max(S[r, j], 0))
+    over lanes                                             over lanes;  large = 0
+    for r: top[r] = tanh(most[r] * k) * c                  if any_sync(not 0 < most[r] <= limit / k, of all r):
+    for r, j: S[r, j] = exp2(tanh(S[r, j] * k) * c             the two statements on the left
+                             - top[r])                         for r, j: least = max(least, max(-S[r, j], 0))
+                                                   ->          large = any_sync(one of most, least > limit / k)
+                                                           if large:
+                                                               the last two loops on the left
+                                                           else:
+                                                               the same, with polynomials in place of tanh
 
 A special function takes as long as eight multiply-adds, and arguments of score functions are seldom large.  The polynomial has
 an error below that of scaled_tanh, and a relative one below that of tanh for rounded results.  Only loops beside wgmma in a
 serial loop are changed: there all lanes of a warp are active, and arithmetic between GEMMs is what takes the time.
 
-Where maxima of all elements are known, only the least element is sought, and tanh of maxima is in the branches too: a warp
-waits for it less.  The rows of a thread then find their maxima at once.  Else the largest absolute value is sought.
+Where maxima of all elements are known, only the least element is sought, and tanh of maxima is in the branches too.  The least
+one is sought only in doubt where tanh has a large weight in an exponent and nothing else is computed of it (`_anchored`).
+Without maxima the vote is about the largest absolute value.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import (LOCAL, Alloc, Bind, Binary, Buffer, Call, Const, Expr, For, Func, If, Load, Seq, Stmt, Store, binary,
-                         call, cast, const, dtype, fresh, is_const, logical, replace, rewrite, seq, stmts_of, unary, walk)
+from tilelang.ir import (LOCAL, Alloc, Bind, Binary, Buffer, Call, Const, Expr, For, Func, If, Load, Seq, Stmt, Store, Var,
+                         binary, call, cast, const, dtype, fresh, is_const, logical, replace, rewrite, seq, stmts_of, unary,
+                         walk)
 from tilelang.target.register_forms import EX2, constant, form_of, sum_form
 from tilelang.target.rounded_functions import FORMS, LEAST_ANCHORED, SCALED_TANH, SMALL_TANH
 
@@ -108,24 +114,28 @@ def _with_maxima(before: list[Stmt], s: For, limit: float) -> list[Stmt] | None:
         return None
     maxima, least = form.value.a.buffer, Buffer("least", (1,), F32, LOCAL)
     lowest, highest = Load(least, ZERO, F32), [Load(maxima, (const(r),), F32) for r in range(maxima.size)]
-    sought = renamed(rewrite(rows[1], lambda y: replace(y, buffer=least, indices=ZERO, value=binary(
-        "max", lowest, binary("max", unary("neg", y.value.b), const(0.0, F32)))), Store))
-    apart, inside, behind = _of_maxima(before[at + 1:], s, maxima, abs(_operands(tanhs[0])[1]))
+    sought = rewrite(_valued(rows[1], lambda e: binary("max", lowest, binary("max", unary("neg", e.b), const(0.0, F32)))),
+                     lambda y: replace(y, buffer=least, indices=ZERO), Store)
+    apart, inside, behind = _of_maxima(before[at + 1:], s, maxima, tanhs[0])
     small = [binary("le", y, const(limit, F32)) for y in highest]  # NaN is not
     large = any_lane([unary("not", y) for y in (*small, binary("le", lowest, const(limit, F32)))])
     start = [*before[:at], Alloc(least), Store(least, ZERO, const(0.0, F32))]
     if not _anchored(s, tanhs[0], form) or not is_const(rows[0].body.value, -math.inf):  # type: ignore[attr-defined]
         return [*start, *rows, sought, *apart, *_either([*inside, s], large), *behind]
     # Maxima of 0 and elements take no vote about signs.  Where they are above 0 they are those of the elements.
-    zero = const(0.0, F32)
-    quick = [renamed(rewrite(y, lambda z: replace(z, value=value(z.value)), Store)) for y, value in zip(rows, (
-        lambda _: zero, lambda e: binary("max", e.a, binary("max", e.b, zero))))]
+    quick = (_valued(rows[0], lambda _: const(0.0, F32)),
+             _valued(rows[1], lambda e: binary("max", e.a, binary("max", e.b, const(0.0, F32)))))
     some, doubt, many = Buffer("large", (1,), dtype("int32"), LOCAL), fresh("doubt", "int32"), fresh("large", "int32")
-    doubtful = any_lane([unary("not", logical("and", y, binary("gt", y.a, zero))) for y in small])
+    doubtful = any_lane([unary("not", logical("and", y, binary("gt", y.a, const(0.0, F32)))) for y in small])
     exact = seq(*rows, sought, Bind(many, large), Store(some, ZERO, many))
     return [*start, *quick, renamed(rows[2]), Alloc(some), Store(some, ZERO, const(0, "int32")), Bind(doubt, doubtful),
             If(binary("ne", doubt, const(0, "int32")), exact), *apart,
             *_either([*inside, s], Load(some, ZERO, some.dtype)), *behind]
+
+
+def _valued(s: Stmt, value: Callable[[Any], Expr]) -> Any:
+    """A copy of a statement that stores functions of its values."""
+    return renamed(rewrite(s, lambda x: replace(x, value=value(x.value)), Store))
 
 
 def _anchored(s: For, tanh: Call, maxima: Any) -> bool:
@@ -144,10 +154,11 @@ def _anchored(s: For, tanh: Call, maxima: Any) -> bool:
         return False
     row = {place: r for r, place in maxima.points}
     form = form_of(rewrite(s, lambda y: x if y is tanh else None, Call))
-    return form is not None and form.kind == "map" and all(constant(t.indices[0], at) == row[place] for place, at in form.points)
+    mapped = form is not None and form.kind == "map"
+    return mapped and all(constant(t.indices[0], at) == row[place] for place, at in form.points)  # type: ignore[union-attr]
 
 
-def _of_maxima(between: list[Stmt], s: For, maxima: Buffer, factor: float) -> tuple[list[Stmt], list[Stmt], list[Stmt]]:
+def _of_maxima(between: list[Stmt], s: For, maxima: Buffer, tanh: Call) -> tuple[list[Stmt], list[Stmt], list[Stmt]]:
     """Statements between maxima and the nest: those in front of the branches, in them, and behind them.
 
     In them are those that the nest needs from the first tanh of a maximum on.
@@ -155,22 +166,23 @@ def _of_maxima(between: list[Stmt], s: For, maxima: Buffer, factor: float) -> tu
     between = [y for y in between if not calls(y, "wgmma_hold")]  # a branch holds what follows, too
     known, first = {maxima.data}, len(between)
     for i, y in enumerate(between):
-        found = row_loop(y)
-        if found is not None and any(is_row(found[1].value, b, found[0]) for b in [
-                z.buffer for z in walk(found[1].value, Load) if z.buffer.data in known]):
-            known.add(found[1].buffer.data)  # a copy of maxima
-        tanhs = [_operands(z)[:2] for z in walk(y, Call) if z.op in TANH]
+        tanhs = [x for x in walk(y, Call) if x.op in TANH]
         if tanhs:
-            first = i
-            bounded = all(isinstance(z, Load) and z.buffer.data in known and abs(k) == factor for z, k in tanhs)
-            if not bounded or any(row_loop(z) is None for z in between[i:]):
-                first = len(between)
+            alike = all(x.op == tanh.op and abs(_operands(x)[1]) == abs(_operands(tanh)[1]) for x in tanhs)
+            arguments = [_operands(x)[0] for x in tanhs]
+            bounded = alike and all(isinstance(x, Load) and x.buffer.data in known for x in arguments)
+            first = i if bounded and all(map(row_loop, between[i:])) else first
             break
-    inside, behind, needed = list[Stmt](), list[Stmt](), {e.storage for e in effects(s)}
+        found = row_loop(y)
+        copies = found is not None and any(is_row(found[1].value, x.buffer, found[0]) and x.buffer.data in known
+                                           for x in walk(found[1].value, Load))
+        known = known - {e.storage for e in effects(y) if e.writes} | ({found[1].buffer.data} if found and copies else set())
+    inside, behind, touched, written = list[Stmt](), list[Stmt](), {e.storage for e in effects(s)}, set[Var]()
     for y in reversed(between[first:]):
-        if any(e.storage in needed for e in effects(y) if e.writes):
+        if any(e.storage in (touched if e.writes else written) for e in effects(y)):
             inside.insert(0, y)
-            needed |= {e.storage for e in effects(y)}
+            touched |= {e.storage for e in effects(y)}
+            written |= {e.storage for e in effects(y) if e.writes}
         else:
             behind.insert(0, y)
     return between[:first], inside, behind
