@@ -1,23 +1,21 @@
 """Compute tanh by a polynomial where the arguments of a whole warp are small.
 
-    for r, j: most[r] = max(most[r], S[r, j])              for r, j: most[r] = max(most[r], max(S[r, j], 0))
-    over lanes                                             over lanes;  large = 0
-    for r: top[r] = tanh(most[r] * k) * c                  if any_sync(not 0 < most[r] <= limit / k, of all r):
-    for r, j: S[r, j] = exp2(tanh(S[r, j] * k) * c             the two statements on the left
-                             - top[r])                         for r, j: least = max(least, max(-S[r, j], 0))
-                                                   ->          large = any_sync(one of most, least > limit / k)
-                                                           if large:
-                                                               the last two loops on the left
-                                                           else:
-                                                               the same, with polynomials in place of tanh
+    for r, j: most[r] = max(most[r], S[r, j])             for r, j: most[r] = max(most[r], max(S[r, j], 0))
+    over lanes                                            over lanes;  large = 0
+    …                                                     if any_sync(not 0 < most[r] <= limit / k, of all r):
+    for r, j: S[r, j] = exp2(scaled_tanh(S[r, j], k, c)       the two statements on the left
+                             - top[r])             ->         for r, j: least = max(least, max(-S[r, j], 0))
+                                                              large = any_sync(one of most, least > limit / k)
+                                                          …
+                                                          if large: the loop on the left
+                                                          else:     the same, with a polynomial in place of scaled_tanh
 
 A special function takes as long as eight multiply-adds, and arguments of score functions are seldom large.  The polynomial has
 an error below that of scaled_tanh, and a relative one below that of tanh for rounded results.  Only loops beside wgmma in a
 serial loop are changed: there all lanes of a warp are active, and arithmetic between GEMMs is what takes the time.
 
-Where maxima of all elements are known, only the least element is sought, and tanh of maxima is in the branches too.  The least
-one is sought only in doubt where tanh has a large weight in an exponent and nothing else is computed of it (`_anchored`).
-Without maxima the vote is about the largest absolute value.
+Where maxima of all elements are known, only the least element is sought, and only in doubt where tanh has a large weight in an
+exponent, and nothing else is computed of it (`_anchored`).  Else the vote is about the largest absolute value.
 """
 
 from __future__ import annotations
@@ -27,16 +25,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import (LOCAL, Alloc, Bind, Binary, Buffer, Call, Const, Expr, For, Func, If, Load, Seq, Stmt, Store, Var,
-                         binary, call, cast, const, dtype, fresh, is_const, logical, replace, rewrite, seq, stmts_of, unary,
-                         walk)
+from tilelang.ir import (LOCAL, Alloc, Bind, Binary, Buffer, Call, Const, Expr, For, Func, If, Load, Seq, Stmt, Store, binary,
+                         call, cast, const, dtype, fresh, is_const, logical, replace, rewrite, seq, stmts_of, unary, walk)
 from tilelang.target.register_forms import EX2, constant, form_of, sum_form
 from tilelang.target.rounded_functions import FORMS, LEAST_ANCHORED, SCALED_TANH, SMALL_TANH
 
 from ..analysis.effects import effects
 from ..analysis.statements import rename, renamed
 from ..framework.pass_ import DEVICE, PassContext, pass_
-from .voted_maxima import calls, is_row, row_loop, rows_at_once
+from .voted_maxima import calls, rows_at_once
 
 F32 = dtype("float32")
 FEWEST = 16  # elements of a thread for which the vote pays
@@ -58,8 +55,10 @@ def _divided(s: For) -> Stmt | None:
     old = stmts_of(s.body)
     out: list[Stmt] = []
     for x in old:
-        found = _limit(x) if isinstance(x, For) else 0.0
-        out = (_with_maxima(out, x, found) or [*out, *_branches(x, found)]) if found else [*out, x]
+        if isinstance(x, For) and (limit := _limit(x)):
+            out = _with_maxima(out, x, limit) or [*out, *_branches(x, limit)]
+        else:
+            out.append(x)
     return None if all(x is y for x, y in zip(old, out)) else replace(s, body=seq(*out))
 
 
@@ -97,7 +96,7 @@ def _branches(s: For, limit: float) -> list[Stmt]:
 
     tests = [rewrite(x, measured, Bind, Store) for x in rename([s])]
     return [Alloc(largest), Store(largest, ZERO, const(0.0, F32)), *tests,
-            *_either([s], any_lane([binary("gt", Load(largest, ZERO, F32), const(limit, F32))]))]
+            *_either(s, any_lane([binary("gt", Load(largest, ZERO, F32), const(limit, F32))]))]
 
 
 def _with_maxima(before: list[Stmt], s: For, limit: float) -> list[Stmt] | None:
@@ -116,12 +115,12 @@ def _with_maxima(before: list[Stmt], s: For, limit: float) -> list[Stmt] | None:
     lowest, highest = Load(least, ZERO, F32), [Load(maxima, (const(r),), F32) for r in range(maxima.size)]
     sought = rewrite(_valued(rows[1], lambda e: binary("max", lowest, binary("max", unary("neg", e.b), const(0.0, F32)))),
                      lambda y: replace(y, buffer=least, indices=ZERO), Store)
-    apart, inside, behind = _of_maxima(before[at + 1:], s, maxima, tanhs[0])
-    small = [binary("le", y, const(limit, F32)) for y in highest]  # NaN is not
+    between = [y for y in before[at + 1:] if not calls(y, "wgmma_hold")]  # the branches hold what is behind them, too
+    small: list[Any] = [binary("le", y, const(limit, F32)) for y in highest]  # NaN is not
     large = any_lane([unary("not", y) for y in (*small, binary("le", lowest, const(limit, F32)))])
     start = [*before[:at], Alloc(least), Store(least, ZERO, const(0.0, F32))]
     if not _anchored(s, tanhs[0], form) or not is_const(rows[0].body.value, -math.inf):  # type: ignore[attr-defined]
-        return [*start, *rows, sought, *apart, *_either([*inside, s], large), *behind]
+        return [*start, *rows, sought, *between, *_either(s, large)]
     # Maxima of 0 and elements take no vote about signs.  Where they are above 0 they are those of the elements.
     quick = (_valued(rows[0], lambda _: const(0.0, F32)),
              _valued(rows[1], lambda e: binary("max", e.a, binary("max", e.b, const(0.0, F32)))))
@@ -129,8 +128,8 @@ def _with_maxima(before: list[Stmt], s: For, limit: float) -> list[Stmt] | None:
     doubtful = any_lane([unary("not", logical("and", y, binary("gt", y.a, const(0.0, F32)))) for y in small])
     exact = seq(*rows, sought, Bind(many, large), Store(some, ZERO, many))
     return [*start, *quick, renamed(rows[2]), Alloc(some), Store(some, ZERO, const(0, "int32")), Bind(doubt, doubtful),
-            If(binary("ne", doubt, const(0, "int32")), exact), *apart,
-            *_either([*inside, s], Load(some, ZERO, some.dtype)), *behind]
+            If(binary("ne", doubt, const(0, "int32")), exact), *between,
+            *_either(s, Load(some, ZERO, some.dtype))]
 
 
 def _valued(s: Stmt, value: Callable[[Any], Expr]) -> Any:
@@ -158,44 +157,14 @@ def _anchored(s: For, tanh: Call, maxima: Any) -> bool:
     return mapped and all(constant(t.indices[0], at) == row[place] for place, at in form.points)  # type: ignore[union-attr]
 
 
-def _of_maxima(between: list[Stmt], s: For, maxima: Buffer, tanh: Call) -> tuple[list[Stmt], list[Stmt], list[Stmt]]:
-    """Statements between maxima and the nest: those in front of the branches, in them, and behind them.
-
-    In them are those that the nest needs from the first tanh of a maximum on.
-    """
-    between = [y for y in between if not calls(y, "wgmma_hold")]  # a branch holds what follows, too
-    known, first = {maxima.data}, len(between)
-    for i, y in enumerate(between):
-        tanhs = [x for x in walk(y, Call) if x.op in TANH]
-        if tanhs:
-            alike = all(x.op == tanh.op and abs(_operands(x)[1]) == abs(_operands(tanh)[1]) for x in tanhs)
-            arguments = [_operands(x)[0] for x in tanhs]
-            bounded = alike and all(isinstance(x, Load) and x.buffer.data in known for x in arguments)
-            first = i if bounded and all(map(row_loop, between[i:])) else first
-            break
-        found = row_loop(y)
-        copies = found is not None and any(is_row(found[1].value, x.buffer, found[0]) and x.buffer.data in known
-                                           for x in walk(found[1].value, Load))
-        known = known - {e.storage for e in effects(y) if e.writes} | ({found[1].buffer.data} if found and copies else set())
-    inside, behind, touched, written = list[Stmt](), list[Stmt](), {e.storage for e in effects(s)}, set[Var]()
-    for y in reversed(between[first:]):
-        if any(e.storage in (touched if e.writes else written) for e in effects(y)):
-            inside.insert(0, y)
-            touched |= {e.storage for e in effects(y)}
-            written |= {e.storage for e in effects(y) if e.writes}
-        else:
-            behind.insert(0, y)
-    return between[:first], inside, behind
-
-
 def any_lane(conditions: list[Expr]) -> Expr:
     """Whether one of the conditions holds in some lane."""
     some = functools.reduce(lambda x, y: logical("or", x, y), conditions)
     return call("any_sync", (cast(some, "int32"), const(0xffffffff, "uint32")), "int32")
 
 
-def _either(stmts: list[Stmt], large: Expr) -> list[Stmt]:
-    """Statements in two branches: as they are where `large` is not 0, else with polynomials."""
+def _either(s: For, large: Expr) -> list[Stmt]:
+    """The nest in two branches: as it is where `large` is not 0, else with polynomials."""
     def polynomial(x: Any) -> Any:
         if x.op not in TANH:
             return None
@@ -204,8 +173,8 @@ def _either(stmts: list[Stmt], large: Expr) -> list[Stmt]:
         return y * functools.reduce(lambda total, a: total * (y * y) + a, reversed(factors))
 
     vote = fresh("large", "int32")
-    small = [rewrite(x, polynomial, Call) for x in rename(stmts)]
-    return [Bind(vote, large), If(binary("ne", vote, const(0, "int32")), seq(*stmts), seq(*small), span=stmts[-1].span)]
+    small = rewrite(renamed(s), polynomial, Call)
+    return [Bind(vote, large), If(binary("ne", vote, const(0, "int32")), s, small, span=s.span)]
 
 
 def _operands(e: Any) -> tuple[Any, float, float]:
