@@ -20,7 +20,7 @@ from tilelang.ir import dtype as as_dtype
 from tilelang.ir.numbers import to_dtype
 from tilelang.target.accuracy import NARROW, units
 from tilelang.target.division import _critical, reciprocal
-from tilelang.target.rounded_functions import FORMS, SMALL_TANH, TANH_ERROR
+from tilelang.target.rounded_functions import FORMS, LEAST_ANCHORED, SMALL_TANH, TANH_ERROR
 from tilelang.target.rounding import rounded
 from tilelang.transform.pipeline import lower
 
@@ -201,6 +201,16 @@ def test_tanh_of_small_arguments_keeps_its_absolute_error(k, c, exponents):
     assert off.max() <= c * TANH_ERROR * (1.0 if exponents else 0.75)
     if not exponents:  # for rounded results: FORMS["tanh"]
         assert (off <= 23 * 2.0**-23 * np.abs(c * np.tanh(x.astype(np.float64) * k))).all()
+
+
+@pytest.mark.parametrize("c", [LEAST_ANCHORED, 64.0, 92.0])
+def test_weights_below_the_polynomials_range_hardly_count(c):
+    """Of an argument -x, relative to that of 0; no maximum above tanh there makes one of them large."""
+    limit, factors = SMALL_TANH[True]
+    x = np.concatenate([np.linspace(limit, 8, 100001), np.logspace(1, 6, 1001)])
+    exact, found = np.tanh(x), sum(a * x**(2 * i + 1) for i, a in enumerate(factors))
+    assert (np.abs(np.exp2(-c * exact) - np.exp2(-c * np.minimum(found, 100))) < 2.0**-26).all()
+    assert (np.diff(found) > 0).all() and (found > exact - TANH_ERROR).all()
 
 
 @pytest.mark.parametrize("errs", [-2.0**-23, 0.0, 2.0**-23])

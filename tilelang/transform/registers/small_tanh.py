@@ -140,9 +140,9 @@ def _valued(s: Stmt, value: Callable[[Any], Expr]) -> Any:
 def _anchored(s: For, tanh: Call, maxima: Any) -> bool:
     """Whether a nest only computes exp2(c tanh(k x) - t), with a weight c that is large enough and t of the row of x.
 
-    maxima: the form of the reduction that found maxima of rows.  Where that of a row is not negative, what lies below the
-    polynomial's range is below 2^-20 of the row's largest result, and the polynomial, which rises everywhere, is at most tanh
-    there: its result is off by less than 2^-26 of the largest."""
+    maxima: the form of the reduction that found maxima of rows.  Where that of a row is not negative, results of elements below
+    the polynomial's range are off by less than 2^-26 of the row's largest one: they are below 2^-12 of it, and the polynomial,
+    which rises everywhere, is below tanh there."""
     nest = s
     while isinstance(nest, For):
         nest = nest.body  # type: ignore[assignment]
