@@ -112,7 +112,7 @@ def main_loop(lowered):
 
 def test_the_least_elements_are_sought_beside_maxima():
     body = main_loop(after_maxima(8.0, 64, 192, 64))
-    assert "tl::above_S" not in body and "tl::below_S" in body and body.count("any_sync((int)") == 1
+    assert "if (doubt" not in body and "tl::below_S" in body and body.count("any_sync((int)") == 1
 
 
 def test_large_weights_need_the_least_elements_only_in_doubt():
@@ -120,7 +120,8 @@ def test_large_weights_need_the_least_elements_only_in_doubt():
     n, keys, dim, cap = 64, 192, 64, 30.0
     lowered = after_maxima(cap, n, keys, dim)
     body = main_loop(lowered)
-    assert body.index("tl::above_S") < body.index("if (doubt") < body.index("tl::below_S") < body.index("tl::map_S")
+    assert body.index("if (doubt") < body.index("tl::below_S") < body.index("scaled_tanh(S") < body.index("tl::map_S")
+    assert body.count("tl::map_S") == 2 and body.count("tl::registers_out_S") == 1
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, 1, x, dim)).astype(np.float16) for x in (n, keys, keys))
     k[..., 0], q[..., 0] = 8.0, np.repeat([0.0, -4.0, -24.0, 24.0], 16)

@@ -289,10 +289,8 @@ def sum_form(s: Stmt, at: dict[Var, int] | None = None) -> Form | None:
     v, to = body.value, body.buffer
     if not isinstance(v, Binary) or v.op not in SUMMED:
         return None
-    term = clamped(v.b)
-    mine, other = v.a, v.b.args[0] if is_absolute(v.b) else v.b if term is None else term[0]  # type: ignore[attr-defined]
-    if term is not None and v.op != "max":
-        return None
+    below = below_zero(v.b) if v.op == "max" else None
+    mine, other = v.a, v.b.args[0] if is_absolute(v.b) else v.b if below is None else below  # type: ignore[attr-defined]
     if not isinstance(mine, Load) or not isinstance(other, Load):
         return None
     if mine.buffer is not to or not bool(mine.indices == body.indices) or other.buffer.data is to.data or v.dtype != "float32":
@@ -310,15 +308,14 @@ def is_absolute(e: Expr) -> bool:
     return isinstance(e, Call) and e.op == "fabs"
 
 
-def clamped(e: Expr) -> tuple[Expr, bool] | None:
-    """(x, whether it is negated) of a term max(x, 0) or max(-x, 0); None for other terms."""
-    if not isinstance(e, Binary) or e.op != "max" or not is_const(e.b, 0):
-        return None
-    return (e.a.a, True) if isinstance(e.a, Unary) and e.a.op == "neg" else (e.a, False)
+def below_zero(e: Expr) -> Expr | None:
+    """x of a term max(-x, 0); None for other terms."""
+    found = isinstance(e, Binary) and e.op == "max" and is_const(e.b, 0) and isinstance(e.a, Unary) and e.a.op == "neg"
+    return e.a.a if found else None  # type: ignore[attr-defined]
 
 
 def sum_order(form: Form, s: Stmt) -> str:
-    """The order in which a loop of the form "sum" combines its elements: "integer", "clamped", "two_chains", or "" for its own.
+    """The order in which a loop of the form "sum" combines its elements: "integer", "below", "two_chains", or "" for its own.
 
     Only loops that may combine in any order (plan.any_order, set by T.reduce) have another than their own.
 
@@ -329,13 +326,13 @@ def sum_order(form: Form, s: Stmt) -> str:
     like integers, and above all negative ones.  If all floats of a thread are negative, or one is NaN, its warp computes the
     maxima again.  Whole warps execute these loops.
 
-    "clamped": maxima of max(e, 0) or max(-e, 0) are those of integers, signed or unsigned: floats with a sign bit are below all
-    others, or above them by their absolute values. NaN is above all floats.
+    "below": the maximum of max(-e, 0) is that of unsigned integers: floats with a sign bit are above all others, by their
+    absolute values, and NaN with one is above them.
     """
     v: Any = form.value
     results = len({i for i, _ in form.points})
-    if clamped(v.b) is not None:
-        return "clamped"
+    if below_zero(v.b) is not None:
+        return "below"
     if not s.plan.any_order or is_absolute(v.b):  # type: ignore[attr-defined]
         return ""
     if v.op == "max" and len(form.points) >= MIN_INTEGER * results:

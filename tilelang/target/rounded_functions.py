@@ -59,14 +59,17 @@ for _name, _uses in _ROWS.items():
 # near 1), the rest 1.  Where the declared bound of tanh has 2.5, this form has at most 7.
 SCALED_TANH = "tanh_rounded_scaled"
 TANH_ERROR = 7 * 2.0**-24
-MOST_WEIGHT = 64.0  # so exponents are off by 64 * 7 * 2^-24 = 2^-15.2 at most: a sixteenth of a unit of float16
-# (L, coefficients) of tanh(x) = x (a0 + a1 x^2 + …) for |x| <= L (minimax by Remez).  For rounded results the error is 2.2
-# units of 2^-24 and relatively at most 20 units of float32 (those forms have 24).  For exponents it is 5.5 units of 2^-24, and
-# 1 more by roundings, so they stay within TANH_ERROR with a term less.
+MOST_WEIGHT = 80.0  # so exponents are off by 80 * 7 * 2^-24 = 2^-14.9 at most: a fifteenth of a unit of float16
+# (a softcap of 50, whose maxima go through two sums, has 78)
+# (L, coefficients) of tanh(x) = x (a0 + a1 x^2 + …) for |x| <= L (minimax by Remez): for rounded results and weights below
+# LEAST_ANCHORED, with an error of 2.2 units of 2^-24, relatively at most 20 units of float32 (those forms have 24); and for
+# larger weights in exponents, where a range is worth less than a term: 5.5 units, and 1 by roundings.
 SMALL_TANH = ((0.5, (0.9999976754188538, -0.33320656418800354, 0.13145145773887634, -0.04337248206138611)),
               (0.33, (0.9999930262565613, -0.33281534910202026, 0.12361811101436615)))
-# The largest of 2^(-c tanh z) |1 - 2^(c (tanh z - p(z)))| over z > 0.33, for that polynomial p, is below 2^-26 from this c on.
+# The largest of 2^(-c tanh z) |1 - 2^(c (tanh z - p(z)))| over z > 0.33, for the latter p, is below 2^-26 from this c on.
 LEAST_ANCHORED = 40.0
+
+
 add_intrinsic(Intrinsic(SCALED_TANH, 3, PURE, lambda x, k, c: c * np.tanh(x * k),
                         {"float32": "tl::scaled_tanh({0}, {1}, {2})"}))
 

@@ -20,7 +20,7 @@ from tilelang.target.register_forms import (
     SUMMED,
     Form,
     affine_in,
-    clamped,
+    below_zero,
     constant,
     form_of,
     inlined,
@@ -221,7 +221,7 @@ class RegisterLoops:
     def _summed(self, form: Form, s: Stmt) -> None:
         """Print a sum: the operands are the distinct elements added to; sum_order gives the order."""
         array, v, order = self.registers.array(form.buffer), form.value, sum_order(form, s)
-        if order in ("integer", "clamped"):
+        if order in ("integer", "below"):
             self._maximum(form)
             return
         while isinstance(s, For):
@@ -246,13 +246,11 @@ class RegisterLoops:
         rows: dict[int, list[str]] = {}
         for i, k in form.points:
             rows.setdefault(i, []).append(f"tl_{array}_{k}")
-        names, what = list(rows.values()), "max"
-        if (term := clamped(form.value.b)) is not None:  # type: ignore[union-attr]
-            body, what = clamped_of_threes(names, term[1]), "below" if term[1] else "above"
-        else:
-            body = largest_of_threes(names, lambda points: _in_halves(op, points))
+        names, below = list(rows.values()), below_zero(form.value.b) is not None  # type: ignore[union-attr]
+        body = farthest_below_zero(names) if below else largest_of_threes(names, lambda points: _in_halves(op, points))
         name, params = self.page.name(to.data, to.name), ", ".join(f"float& x{n}" for n in range(len(rows)))
-        self.registers.call(f"{what}_{array}_{form.points[0][1]}", f"({params})", body, ", ".join(f"{name}[{i}]" for i in rows))
+        self.registers.call(f"{'below' if below else 'max'}_{array}_{form.points[0][1]}", f"({params})", body,
+                            ", ".join(f"{name}[{i}]" for i in rows))
 
     def _packed(self, s: Store, array: str, first: int) -> None:
         dt = s.value.dtype
@@ -327,12 +325,11 @@ def largest_of_threes(rows: list[list[str]], in_floats: Callable[[list[tuple[int
         f"asm volatile(\"{_joined(lines)}\" : {operands}); }} }}"])
 
 
-def clamped_of_threes(rows: list[list[str]], below: bool) -> str:
-    """Statements that set each float x0, x1, … to the maximum of itself, 0 and its registers; below: and their negatives."""
-    sign, op, back = ("-", "max.u32", " ^ 0x80000000") if below else ("", "max.s32", "")
-    lines = [_joined(_threes(names, op)) for names in rows]
-    return " ".join(f"int n{i}; asm volatile(\"{text}\" : \"=&r\"(n{i}) : \"f\"({sign}fmaxf(x{i}, 0.0f))); "
-                    f"x{i} = __int_as_float(n{i}{back});" for i, text in enumerate(lines))
+def farthest_below_zero(rows: list[list[str]]) -> str:
+    """Statements that set each float x0, x1, … to the maximum of itself, 0 and the negatives of its registers."""
+    lines = [_joined(_threes(names, "max.u32")) for names in rows]
+    return " ".join(f"int n{i}; asm volatile(\"{text}\" : \"=&r\"(n{i}) : \"f\"(-fmaxf(x{i}, 0.0f))); "
+                    f"x{i} = __int_as_float(n{i} ^ 0x80000000);" for i, text in enumerate(lines))
 
 
 def _threes(registers: list[str], op: str) -> list[str]:

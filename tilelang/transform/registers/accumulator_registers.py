@@ -208,7 +208,14 @@ class _Rewriter:
     def _branch(self, s: Stmt, arrays: list[tuple[Buffer, bool]]) -> Stmt:
         """The body of a branch: on the registers where all of it has forms, else with the values in arrays."""
         marked = self._on_registers(s)
-        return _borrowing(s, arrays) if marked is None else marked
+        if marked is not None:
+            return marked
+        if isinstance(s, Seq) and any(isinstance(x, If) for x in s.stmts):
+            return replaced(s, stmts=tuple(self._branch(x, arrays) for x in s.stmts))
+        if isinstance(s, If) and not any(e.storage in self.found for e in own_effects(s)):
+            return replaced(s, then=self._branch(s.then, arrays),
+                            orelse=None if s.orelse is None else self._branch(s.orelse, arrays))
+        return _borrowing(s, arrays)
 
     def _on_registers(self, s: Stmt) -> Stmt | None:
         touched = {e.storage for e in effects(s)} & set(self.found)

@@ -1,14 +1,17 @@
 """Compute tanh by a polynomial where the arguments of a whole warp are small.
 
-    for r, j: most[r] = max(most[r], S[r, j])             for r, j: most[r] = max(most[r], max(S[r, j], 0))
-    over lanes                                            over lanes;  large = 0
-    …                                                     if any_sync(not 0 < most[r] <= limit / k, of all r):
-    for r, j: S[r, j] = exp2(scaled_tanh(S[r, j], k, c)       the two statements on the left
-                             - top[r])             ->         for r, j: least = max(least, max(-S[r, j], 0))
-                                                              large = any_sync(one of most, least > limit / k)
-                                                          …
-                                                          if large: the loop on the left
-                                                          else:     the same, with a polynomial in place of scaled_tanh
+    for r, j: most[r] = max(most[r], S[r, j])             for r, j: most[r] = max(most[r], S[r, j])
+    over lanes                                            over lanes
+    …                                                     doubt = any_sync(not 0 < most[r] <= limit / k, of all r)
+    for r, j: S[r, j] = exp2(scaled_tanh(S[r, j], k, c)   …
+                             - top[r])             ->     if doubt:
+                                                              for r, j: least = max(least, max(-S[r, j], 0))
+                                                              if any_sync(one of most, least > limit / k):
+                                                                  the loop on the left
+                                                              else:
+                                                                  the same, with a polynomial in place of scaled_tanh
+                                                          else:
+                                                              the loop with a polynomial
 
 A special function takes as long as eight multiply-adds, and arguments of score functions are seldom large.  The polynomial has
 an error below that of scaled_tanh, and a relative one below that of tanh for rounded results.  Only loops beside wgmma in a
@@ -26,7 +29,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.ir import (LOCAL, Alloc, Bind, Binary, Buffer, Call, Const, Expr, For, Func, If, Load, Seq, Stmt, Store, binary,
-                         call, cast, const, dtype, fresh, is_const, logical, replace, rewrite, seq, stmts_of, unary, walk)
+                         call, cast, const, dtype, fresh, logical, replace, rewrite, seq, stmts_of, unary, walk)
 from tilelang.target.register_forms import EX2, constant, form_of, sum_form
 from tilelang.target.rounded_functions import FORMS, LEAST_ANCHORED, SCALED_TANH, SMALL_TANH
 
@@ -76,7 +79,7 @@ def _limit(s: For) -> float:
     own = all(x.indices == stores[x.buffer.data].indices for x in walk(s, Load) if x.buffer.data in stores)
     count = math.prod(int(x.extent.value) if isinstance(x.extent, Const) else 0 for x in walk(s, For))
     fits = own and len(stores) == sum(1 for _ in walk(s, Store)) and count >= FEWEST
-    return min(SMALL_TANH[x.op == SCALED_TANH][0] for x in calls) / max(factors) if fits else 0.0
+    return min(_small(x)[0] for x in calls) / max(factors) if fits else 0.0
 
 
 def _branches(s: For, limit: float) -> list[Stmt]:
@@ -119,17 +122,12 @@ def _with_maxima(before: list[Stmt], s: For, limit: float) -> list[Stmt] | None:
     small: list[Any] = [binary("le", y, const(limit, F32)) for y in highest]  # NaN is not
     large = any_lane([unary("not", y) for y in (*small, binary("le", lowest, const(limit, F32)))])
     start = [*before[:at], Alloc(least), Store(least, ZERO, const(0.0, F32))]
-    if not _anchored(s, tanhs[0], form) or not is_const(rows[0].body.value, -math.inf):  # type: ignore[attr-defined]
+    if not _anchored(s, tanhs[0], form):
         return [*start, *rows, sought, *between, *_either(s, large)]
-    # Maxima of 0 and elements take no vote about signs.  Where they are above 0 they are those of the elements.
-    quick = (_valued(rows[0], lambda _: const(0.0, F32)),
-             _valued(rows[1], lambda e: binary("max", e.a, binary("max", e.b, const(0.0, F32)))))
-    some, doubt, many = Buffer("large", (1,), dtype("int32"), LOCAL), fresh("doubt", "int32"), fresh("large", "int32")
     doubtful = any_lane([unary("not", logical("and", y, binary("gt", y.a, const(0.0, F32)))) for y in small])
-    exact = seq(*rows, sought, Bind(many, large), Store(some, ZERO, many))
-    return [*start, *quick, renamed(rows[2]), Alloc(some), Store(some, ZERO, const(0, "int32")), Bind(doubt, doubtful),
-            If(binary("ne", doubt, const(0, "int32")), exact), *between,
-            *_either(s, Load(some, ZERO, some.dtype))]
+    doubt, either = fresh("doubt", "int32"), _either(s, large)
+    return [*start, *rows, Bind(doubt, doubtful), *between,
+            If(binary("ne", doubt, const(0, "int32")), seq(sought, *either), renamed(either[-1].orelse), span=s.span)]
 
 
 def _valued(s: Stmt, value: Callable[[Any], Expr]) -> Any:
@@ -163,18 +161,23 @@ def any_lane(conditions: list[Expr]) -> Expr:
     return call("any_sync", (cast(some, "int32"), const(0xffffffff, "uint32")), "int32")
 
 
-def _either(s: For, large: Expr) -> list[Stmt]:
+def _either(s: For, large: Expr) -> list[Any]:
     """The nest in two branches: as it is where `large` is not 0, else with polynomials."""
     def polynomial(x: Any) -> Any:
         if x.op not in TANH:
             return None
         y, k, c = _operands(x)
-        factors: list[Expr] = [const(c * a * k**(2 * i + 1), F32) for i, a in enumerate(SMALL_TANH[x.op == SCALED_TANH][1])]
+        factors: list[Expr] = [const(c * a * k**(2 * i + 1), F32) for i, a in enumerate(_small(x)[1])]
         return y * functools.reduce(lambda total, a: total * (y * y) + a, reversed(factors))
 
     vote = fresh("large", "int32")
     small = rewrite(renamed(s), polynomial, Call)
     return [Bind(vote, large), If(binary("ne", vote, const(0, "int32")), s, small, span=s.span)]
+
+
+def _small(e: Call) -> tuple[float, tuple[float, ...]]:
+    """The polynomial for a call: with a term less where tanh has a large weight in an exponent."""
+    return SMALL_TANH[e.op == SCALED_TANH and abs(_operands(e)[2]) >= LEAST_ANCHORED]
 
 
 def _operands(e: Any) -> tuple[Any, float, float]:

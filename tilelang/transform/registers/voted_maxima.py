@@ -171,7 +171,7 @@ def rows_at_once(s: Stmt) -> tuple[For, For, For] | None:
     if not isinstance(s, For) or not lanes or any(not isinstance(x, Store) or not any(
             c.op == "shfl_xor" for c in walk(x, Call)) for x in lanes):
         return None
-    reduced = with_options(replace(s, body=steps[inner]), registers=None, any_order=steps[inner].plan.any_order)
+    reduced = with_options(replace(s, body=steps[inner]), any_order=steps[inner].plan.any_order)
     begun, over_lanes = (renamed(with_options(replace(s, body=seq(*x)), registers=None)) for x in (steps[:inner], lanes))
     return begun, reduced, over_lanes  # type: ignore[return-value]
 
