@@ -103,8 +103,7 @@ def _branches(s: For, limit: float) -> list[Stmt]:
 
 
 def _with_maxima(before: list[Stmt], s: For, limit: float) -> list[Stmt] | None:
-    """All statements up to the nest, with it in two branches; None where no reduction before it finds maxima of its arguments.
-    """
+    """All statements up to the nest, with it in branches; None where no reduction before it finds maxima of its arguments."""
     tanhs = [y for y in walk(s, Call) if y.op in TANH]
     x = _operands(tanhs[0])[0]
     at = next((i for i in range(len(before) - 1, -1, -1) if isinstance(x, Load) and any(
@@ -115,6 +114,8 @@ def _with_maxima(before: list[Stmt], s: For, limit: float) -> list[Stmt] | None:
             len({k for _, k in form.points}) < x.buffer.size:
         return None
     maxima, least = form.value.a.buffer, Buffer("least", (1,), F32, LOCAL)
+    if any(e.writes and e.storage is maxima.data for y in before[at + 1:] for e in effects(y)):
+        return None
     lowest, highest = Load(least, ZERO, F32), [Load(maxima, (const(r),), F32) for r in range(maxima.size)]
     sought = rewrite(_valued(rows[1], lambda e: binary("max", lowest, binary("max", unary("neg", e.b), const(0.0, F32)))),
                      lambda y: replace(y, buffer=least, indices=ZERO), Store)
