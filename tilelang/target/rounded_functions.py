@@ -59,8 +59,8 @@ for _name, _uses in _ROWS.items():
 # near 1), the rest 1.  Where the declared bound of tanh has 2.5, this form has at most 7.
 SCALED_TANH = "tanh_rounded_scaled"
 TANH_ERROR = 7 * 2.0**-24
-MOST_WEIGHT = 80.0  # so exponents are off by 80 * 7 * 2^-24 = 2^-14.9 at most: a fifteenth of a unit of float16
-# (a softcap of 50, whose maxima go through two sums, has 78)
+MOST_WEIGHT = 100.0  # so exponents are off by 100 * 7 * 2^-24 = 2^-14.5 at most: an eleventh of a unit of float16
+# (maxima of a softcap of 50 go through three sums, and have 98)
 # (L, coefficients) of tanh(x) = x (a0 + a1 x^2 + …) for |x| <= L (minimax by Remez): for rounded results and weights below
 # LEAST_ANCHORED, with an error of 2.2 units of 2^-24, relatively at most 20 units of float32 (those forms have 24); and for
 # larger weights in exponents, where a range is worth less than a term: 5.5 units, and 1 by roundings.

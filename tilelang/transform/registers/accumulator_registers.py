@@ -210,11 +210,9 @@ class _Rewriter:
         marked = self._on_registers(s)
         if marked is not None:
             return marked
-        if isinstance(s, Seq) and any(isinstance(x, If) for x in s.stmts):
-            return replaced(s, stmts=tuple(self._branch(x, arrays) for x in s.stmts))
-        if isinstance(s, If) and not any(e.storage in self.found for e in own_effects(s)):
-            return replaced(s, then=self._branch(s.then, arrays),
-                            orelse=None if s.orelse is None else self._branch(s.orelse, arrays))
+        inside = list(s.stmts) if isinstance(s, Seq) else list(inner(s)) if isinstance(s, If) else []
+        if any(x is not y for x, y in zip(inside, map(self._on_registers, inside)) if y is not None):
+            return with_inner(s, lambda x: self._branch(x, arrays))  # some of it has forms
         return _borrowing(s, arrays)
 
     def _on_registers(self, s: Stmt) -> Stmt | None:
