@@ -30,7 +30,7 @@ def plan_attention(p: AttentionProblem, machine: Machine, tile: Tile | None = No
         return None, ()
     if p.packed or p.dynamic:
         return _open_plan(p, machine, tile)
-    tile = tile or attention_tile(machine, p.sizes, p.mask)
+    tile = tile or attention_tile(machine, p.sizes, p.mask, plain=not p.extras)
     partition = None if p.extras else estimate(machine, p.sizes, p.mask, tile)[1]
     form = AttentionForm(p.sizes, p.strides, p.layout, p.dtype, p.mask, tile, p.with_lse, p.scale, partition, p.sinks, p.drop,
                          p.columns)

@@ -26,6 +26,7 @@ from .problem import Mask, Sizes
 GROUP = 128  # threads of a warp group, which computes 64 rows
 TMA_BOX = 8192  # bytes through which a warp group stores results: 64 rows of 128 bytes
 _BESIDE = REGISTERS.overlapped_gemms  # registers beside scores, weights and accumulators: row statistics, addresses, loop state
+_BESIDE_PIECES = 28  # the same where weights are computed between the steps of the GEMM that they are an operand of
 _MMA = kernel_rates("mma")
 _BESIDE_MMA = 28  # the same for mma.sync, beside its fragments of Q, K and V
 _SPILLED = 16  # registers above those of a thread that may be spilled: 128 x 64 of 128 threads 365 TFLOP/s, 128 x 32 333
@@ -77,10 +78,10 @@ def machine_of(target: Target, sms: int | None = None, dtype: str = "float16") -
     return Machine(kind, sms, limits.shared_per_block, limits.shared_per_sm, rate, _SPILLED)
 
 
-def registers(tile: Tile, dim_v: int) -> int:
+def registers(tile: Tile, dim_v: int, beside: int = _BESIDE) -> int:
     """Registers of a thread: float32 scores and accumulators of its elements, 16-bit weights, and the rest."""
     rows = tile.rows / tile.threads
-    return ceil(rows * (tile.keys + dim_v) + rows * tile.keys / 2) + _BESIDE
+    return ceil(rows * (tile.keys + dim_v) + rows * tile.keys / 2) + beside
 
 
 def registers_mma(tile: Tile, dim_v: int) -> int:
@@ -238,15 +239,18 @@ def _equal_splits(m: Machine, sizes: Sizes, tile: Tile, seen: list[tuple[int, in
     return min(((cycles(n), WorkPartition(0, tiles, n, 1, m.sms)) for n in range(2, most + 1)), default=None)
 
 
-def candidates(m: Machine, sizes: Sizes) -> Iterator[Tile]:
-    """The tiles that fit the machine."""
+def candidates(m: Machine, sizes: Sizes, plain: bool = False) -> Iterator[Tile]:
+    """The tiles that fit the machine. plain: where no late GEMM fits the registers of three warp groups, the steps of V follow
+    their weights, if the loop has no mask but a causal one; below 64 columns there is little to run under them."""
     if m.kind == "wgmma":
         for groups in (2, 3, 1):
             for keys in range(176, 15, -16):
                 tile = Tile(groups * 64, keys, 2, groups * GROUP)
                 room = m.shared - groups * TMA_BOX
                 most = consumer_registers(groups)
-                if registers(tile, sizes.dim_v) > most or shared_bytes(tile, sizes.dim, sizes.dim_v) > room:
+                pieces = plain and groups == 3 and sizes.dim_v >= 64 and sizes.seq_k % keys == 0
+                used = registers(tile, sizes.dim_v, _BESIDE_PIECES if pieces else _BESIDE)
+                if used > most or shared_bytes(tile, sizes.dim, sizes.dim_v) > room:
                     continue
                 wanted = min(4, 1 + ceil(_LATENCY / step_cycles(m, tile, sizes.dim, sizes.dim_v)))
                 while wanted > 2 and shared_bytes(replace(tile, stages=wanted), sizes.dim, sizes.dim_v) > room:
@@ -264,8 +268,8 @@ def candidates(m: Machine, sizes: Sizes) -> Iterator[Tile]:
 
 
 @lru_cache(maxsize=4096)
-def attention_tile(m: Machine, sizes: Sizes, mask: Mask) -> Tile:
-    """The tile of the least estimated cost. sizes: ints; for packed sequences those of a mean sequence.
+def attention_tile(m: Machine, sizes: Sizes, mask: Mask, plain: bool = False) -> Tile:
+    """The tile of the least estimated cost. sizes: ints; for packed sequences those of a mean one. plain: see `candidates`.
 
     Among tiles of the same rows and about the same cost, the one with fewest keys is chosen: it needs fewest registers and
     compiles fastest.
@@ -273,7 +277,9 @@ def attention_tile(m: Machine, sizes: Sizes, mask: Mask) -> Tile:
     if m.kind == "cpu":
         # Measured from 16x64 to 128x256 on two cores: taller tiles read K and V less often; wider ones change nothing.
         return Tile(16 if sizes.seq_q <= 16 else 64 if sizes.seq_q <= 64 else 128, 64, 1, 128)
-    costs = {tile: estimate(m, sizes, mask, tile)[0] for tile in candidates(m, sizes)}
+    found = ((tile, *estimate(m, sizes, mask, tile)) for tile in candidates(m, sizes, plain and mask.left is None))
+    costs = {tile: cost for tile, cost, divided in found if divided is None or tile.threads < 3 * GROUP or
+             registers(tile, sizes.dim_v) <= consumer_registers(3)}
     if not costs:
         return Tile(64, 16, 1, 128)
     best = min(costs, key=lambda t: costs[t])

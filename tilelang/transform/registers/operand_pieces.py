@@ -1,15 +1,20 @@
-"""Starts the steps of a GEMM when their columns of an operand in registers are there, not behind the loop that computes it.
+"""Starts the steps of a GEMM when their columns of an operand in registers are there, not behind the loops that compute it.
 
-    for r: A[4 r : 4 r + 4] = …                for r in the first half: A[…] = …
-    pin(C); pin(A); fence                      pin(C); pin(A[0:8]); fence
-    wgmma(C, A[0:8], …)                  ->    wgmma(C, A[0:8], …)
-    wgmma(C, A[8:16], …); commit               for r in the second half: A[…] = …
-                                               pin(A[8:16]); fence
-                                               wgmma(C, A[8:16], …); commit
+    for r: S[4 r : 4 r + 4] = exp2(…)             for r in the first half: S[…] = exp2(…)
+    for r: A[4 r : 4 r + 4] = float16(S[…])       for r in the first half: A[…] = float16(S[…])
+    sums of S; C *= …; wait                       C *= …; wait
+    pin(C); pin(A); fence                         pin(C); pin(A[0:8]); fence
+    wgmma(C, A[0:8], …)                  ->       wgmma(C, A[0:8], …)
+    wgmma(C, A[8:16], …); commit                  for r in the second half: S[…] = exp2(…)
+                                                  for r in the second half: A[…] = float16(S[…])
+                                                  pin(A[8:16]); fence
+                                                  wgmma(C, A[8:16], …); commit
+                                                  sums of S
 
-So the tensor cores are busy with the first columns while threads compute the others, and the last step is complete sooner.
-This is for loops over arrays: values in named registers pass through arrays around a loop without a form.  A loop that only
-converts values stays whole: the rounding of float32 to tf32 is so short that the fences made GEMMs 1 to 3 % slower.
+So the tensor cores are busy with the first columns while threads compute the others, conversions fill the issue slots that
+functions leave, and the last step is complete sooner.  What stands between comes in front of the first step, or behind the
+GEMM where it reads what the loops compute.  Values lie in arrays or in named registers.  Where the loops only convert values,
+they stay whole: the rounding of float32 to tf32 is so short that the fences made GEMMs 1 to 3 % slower.
 """
 
 from __future__ import annotations
@@ -18,13 +23,17 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (AddressOf, Binary, Buffer, Call, Const, Evaluate, Expr, For, Func, Launch, Load, Ramp, Stmt, Store,
-                         While, const, fresh, replace, rewrite_launches, rewrite_stmts, seq, stmts_of, substitute, walk, LOCAL)
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Buffer, Call, Const, Evaluate, For, Func, If, Launch, Load, Ramp, Stmt,
+                         Store, Var, While, const, contains, fresh, replace, rewrite_launches, rewrite_stmts, seq, stmts_of,
+                         substitute, walk, LOCAL)
+from tilelang.ir.record import record
 from tilelang.target.register_forms import constant
 
 from ..analysis.effects import effects
 from ..analysis.statements import do, renamed
 from ..framework.pass_ import DEVICE, PassContext, pass_
+from ..schedule.consumer_schedule import LEAST_GROUPS
+from ..schedule.rings import GROUP
 
 
 @pass_(needs=DEVICE)
@@ -34,96 +43,204 @@ def operand_pieces(func: Func, cx: PassContext) -> Func:
 
 
 def _divided(launch: Launch) -> Launch:
+    many = (launch.plan.compute_threads or launch.num_threads) >= LEAST_GROUPS * GROUP
+
     def visit(x: Stmt) -> Stmt | None:
         if not isinstance(x, (For, While)) or not any(c.op == "wgmma" for c in walk(x.body, Call)):
             return None
-        body, out, n = list(stmts_of(x.body)), list[Stmt](), 0
+        inner = rewrite_stmts(x.body, visit)
+        body, n, changed = list(stmts_of(inner)), 0, False
         while n < len(body):
-            found = _pieces(body, n)
-            out, n = ([*out, *found[0]], found[1]) if found else ([*out, body[n]], n + 1)
-        return replace(x, body=seq(*out)) if len(out) != len(body) else None
+            found = _pieces(body, n, many) if _op(body[n]) == "wgmma_fence" else None
+            if found is not None:
+                body[found[0]:found[1]], n, changed = found[2], found[0] + len(found[2]) - 1, True
+            n += 1
+        return replace(x, body=seq(*body) if changed else inner) if changed or inner is not x.body else None
 
     return rewrite_stmts(launch, visit)  # type: ignore[no-any-return]
 
 
-def _pieces(body: list[Stmt], n: int) -> tuple[list[Stmt], int] | None:
-    """(what replaces the loop at place n and the GEMM behind it, the place behind them); None where they have another shape."""
-    fill: Any = body[n]
-    if not isinstance(fill, For) or fill.kind != "unroll" or fill.plan.registers or not isinstance(fill.extent, Const):
-        return None
-    m = n + 1
-    while m < len(body) and _op(body[m]) == "wgmma_pin":
-        m += 1
-    end = m + 1
+@record
+class _Loop:
+    """A loop that computes elements of an operand, or of what these are computed from, and its variable that chooses them.
+
+    written: storage -> element -> the last iteration that writes it.  read: storage -> (iteration, element) that it reads.
+    """
+
+    stmt: Any
+    var: Var
+    size: int
+    written: dict[Var, dict[int, int]]
+    read: dict[Var, set[tuple[int, int]]]
+
+
+def _pieces(body: list[Stmt], fence: int, many: bool) -> tuple[int, int, list[Stmt]] | None:
+    """(begin, end, what replaces the statements from begin to end) for the GEMM behind a fence and what computes its operand;
+    None where these have another shape."""
+    end = fence + 1
     while end < len(body) and _op(body[end]) == "wgmma":
         end += 1
-    steps: list[Any] = [s.call for s in body[m + 1:end]]  # type: ignore[attr-defined]
-    if any(s.call.options.move for s in body[n + 1:m]):  # type: ignore[attr-defined]
-        return None  # the steps read named registers, which the whole array is moved into
-    if len(steps) < 2 or m == n + 1 or _op(body[m]) != "wgmma_fence" or any(
-            not isinstance(c.args[1], AddressOf) or c.args[1].buffer.scope_name != LOCAL for c in steps):
+    steps: list[Any] = [s.call for s in body[fence + 1:end]]  # type: ignore[attr-defined]
+    if len(steps) < 2 or any(not isinstance(c.args[1], AddressOf) or c.args[1].buffer.scope_name != LOCAL for c in steps):
         return None
     a: Buffer = steps[0].args[1].buffer
     firsts = [c.args[1].indices[0].value for c in steps if c.args[1].buffer is a and isinstance(c.args[1].indices[0], Const)]
-    sums = {c.args[0].buffer.data for c in steps}
-    if len(firsts) < len(steps) or firsts != sorted(firsts) or any(
-            e.storage in sums or e.writes and e.storage is not a.data and e.buffer.scope_name != LOCAL for e in effects(fill)):
+    if len(firsts) < len(steps) or firsts != sorted(firsts):
         return None
-    ends = {x: y for x, y in zip(dict.fromkeys(firsts), [*list(dict.fromkeys(firsts))[1:], a.size])}
-    written = _written(fill, a)
-    if written is None or not any(isinstance(x, Binary) for x in _values(fill, a)):
+    loops, others = _loops(body, fence, a, {a.data, *(c.args[0].buffer.data for c in steps)}, many)
+    columns = dict(zip(dict.fromkeys(firsts), [*list(dict.fromkeys(firsts))[1:], a.size]))
+    bounds = _bounds([x for _, x in loops], a, [range(k, columns[k]) for k in firsts])
+    committed = end + (end < len(body) and _op(body[end]) == "wgmma_commit")
+    front, near, after = others
+    if bounds is None or after and committed == end:
         return None
-    done, bounds = 0, []  # iterations in front of each step
-    for first in firsts:
-        done = max([done, *(written.get(k, fill.extent.value) + 1 for k in range(first, ends[first]))])
-        bounds.append(done)
-    if bounds[-1] > fill.extent.value or bounds[0] == bounds[-1] or bounds[-1] != fill.extent.value:
-        return None
-    pins = [s for s in body[n + 1:m] if s.call.args[0].buffer.data is not a.data]  # type: ignore[attr-defined]
-    out, begun, kept = list[Stmt](), 0, list(pins)
+    pins: list[Any] = [s for s in near if _op(s) == "wgmma_pin"]
+    kept = [s for s in near if not any(s is p for p in pins)] + [s for s in pins if s.call.args[0].buffer.data is not a.data]
+    out, begun = [*front], [0] * len(loops)
     for bound, group in itertools.groupby(zip(bounds, firsts, steps), key=lambda x: x[0]):
         calls = list(group)
-        start, stop = calls[0][1], ends[calls[-1][1]]
-        pin = do("wgmma_pin", AddressOf(a, (const(start),)), count=stop - start)
-        out += [_restricted(fill, begun, bound), *kept, pin, do("wgmma_fence"), *(Evaluate(c) for _, _, c in calls)]
+        start, stop = calls[0][1], columns[calls[-1][1]]
+        out += [_restricted(x, n, m) for (_, x), n, m in zip(loops, begun, bound) if n < m]
+        pin = [do("wgmma_pin", AddressOf(a, (const(start),)), count=stop - start)] if pins else []
+        out += [*kept, *pin, do("wgmma_fence"), *(Evaluate(c) for _, _, c in calls)]
         begun, kept = bound, []
-    return out, end
+    return loops[0][0], committed, [*out, *body[end:committed], *after]
+
+
+def _loops(body: list[Stmt], fence: int, a: Buffer, gemm: set[Var],
+           many: bool) -> tuple[list[tuple[int, _Loop]], tuple[list[Stmt], list[Stmt], list[Stmt]]]:
+    """(the loops that compute an operand, with their places, and where what stands between them and the fence comes); no loops
+    where they only convert values, or are not of a form that can be divided.  gemm: the registers that the GEMM uses.  many:
+    whether there are warp groups enough; else only the last loop, over arrays."""
+    wanted, loops, others = {a.data}, list[tuple[int, _Loop]](), list[tuple[int, Stmt]]()
+    placed: tuple[list[Stmt], list[Stmt], list[Stmt]] = ([], [], [])
+    for n in range(fence - 1, -1, -1):
+        s = body[n]
+        made = {e.storage for e in effects(s) if e.writes}
+        if not _passes(s):
+            break
+        if made.isdisjoint(wanted) or _op(s) == "wgmma_pin":
+            others.insert(0, (n, s))
+            continue
+        loop = _loop(s, a.size) if many or isinstance(s, For) and not loops and not s.plan.registers else None
+        if loop is None or not made <= {*loop.written} & wanted:
+            break
+        found = _placed([(n, loop), *loops], others, gemm)
+        if found is None:
+            break
+        wanted |= loop.read.keys()
+        loops, placed = [(n, loop), *loops], found
+    computes = any(x.dtype.is_float for _, loop in loops for store in walk(loop.stmt, Store) for x in walk(store.value, Binary))
+    return (loops, placed) if computes else ([], placed)
+
+
+def _passes(s: Stmt) -> bool:
+    """Whether statements may be moved across this one, as far as its accesses allow it."""
+    plain = isinstance(s, (For, If, Store, Bind, Alloc)) and not contains(s, Evaluate)
+    return plain or _op(s) == "mbarrier_wait" or _op(s) == "wgmma_pin" and not s.call.options.move  # type: ignore[attr-defined]
+
+
+def _loop(s: Stmt, size: int) -> _Loop | None:
+    """A loop as one that can be divided; None for other statements.  size: of the arrays whose elements correspond."""
+    loops: list[Any] = [s, *walk(s.body, For)] if isinstance(s, For) else []
+    if not loops or any(x.kind != "unroll" or not isinstance(x.extent, Const) or not isinstance(x.start, Const)
+                        or x.start.value for x in loops) or contains(s, AddressOf):
+        return None
+    nest = sorted(_nested(s), key=lambda x: -x.extent.value)
+    stores, loads = list(walk(s, Store)), [x for x in walk(s, Load) if x.buffer.size == size and x.buffer.scope_name == LOCAL]
+    own = {x.buffer.data: x.indices[0] for x in stores}
+    if any(x.buffer.scope_name != LOCAL for x in stores) or any(
+            x.buffer.data in own and not bool(x.indices[0] == own[x.buffer.data]) for x in walk(s, Load, Store)):
+        return None  # iterations may depend on each other
+    variables, ranges = [x.var for x in loops], [range(x.extent.value) for x in loops]
+    points = [dict(zip(variables, values)) for values in itertools.product(*ranges)]
+    for loop in nest:
+        written, read, known = dict[Var, dict[int, int]](), dict[Var, set[tuple[int, int]]](), True
+        for x in (*stores, *loads):
+            for at in points:
+                places, n = _places(x.indices[0], at), at[loop.var]
+                known = known and places is not None
+                for k in places or ():
+                    if isinstance(x, Store):
+                        of = written.setdefault(x.buffer.data, {})
+                        of[k] = max(n, of.get(k, 0))
+                    else:
+                        read.setdefault(x.buffer.data, set()).add((n, k))
+        if known and loop.extent.value > 1 and all(len({*of.values()}) > 1 for of in written.values()):
+            return _Loop(s, loop.var, loop.extent.value, written, read)
+    return None
+
+
+def _nested(s: Any) -> Iterator[Any]:
+    """A loop, and those that are all that it contains."""
+    while isinstance(s, For):
+        yield s
+        inner = stmts_of(s.body)
+        s = inner[0] if len(inner) == 1 else s.body
+
+
+def _places(index: Any, at: dict[Var, int]) -> list[int] | None:
+    """The elements of an array that an access touches; None where that is not known."""
+    if not isinstance(index, Ramp):
+        k = constant(index, at)
+        return None if k is None else [k]
+    base, stride = constant(index.base, at), constant(index.stride, {})
+    return None if base is None or stride is None else [base + i * stride for i in range(index.lanes)]
+
+
+def _bounds(loops: list[_Loop], a: Buffer, steps: list[range]) -> list[list[int]] | None:
+    """For each step of a GEMM, how many iterations of each loop come in front of it; None where all do of the first one."""
+    out: list[list[int]] = []
+    for columns in steps:
+        wanted = {(a.data, k) for k in columns}
+        row = [0] * len(loops)
+        for n, x in reversed([*enumerate(loops)]):
+            row[n] = max([out[-1][n] if out else 0, *(x.written[v][k] + 1 for v, k in wanted if k in x.written.get(v, ()))])
+            wanted |= {(v, k) for v, found in x.read.items() for m, k in found if m < row[n]}
+        out.append(row)
+    out[-1] = [x.size for x in loops]
+    return out if out[0] != out[-1] else None
+
+
+def _placed(loops: list[tuple[int, _Loop]], others: list[tuple[int, Stmt]],
+            gemm: set[Var]) -> tuple[list[Stmt], list[Stmt], list[Stmt]] | None:
+    """The statements behind the first loop that come in front of it, in front of the first step, and behind the last step; None
+    where there is no such order."""
+    front, near, after = list[Stmt](), list[Stmt](), list[Stmt]()
+    for n, s in others:
+        later = [x.stmt for m, x in loops if m > n]
+        if _op(s) != "wgmma_pin" and _meet(s, [*(x.stmt for m, x in loops if m < n), *after]):
+            local = all(e.buffer.scope_name == LOCAL and e.storage not in gemm for e in effects(s))
+            if not local or _meet(s, later):
+                return None
+            after.append(s)
+        elif _op(s) != "wgmma_pin" and _meet(s, later):
+            front, near = [*front, *near, s], []
+        else:
+            near.append(s)
+    return front, near, after
+
+
+def _meet(s: Stmt, some: list[Stmt]) -> bool:
+    """Whether the order of a statement and others matters."""
+    mine, names = [*effects(s)], {*walk(s, Var)}
+    theirs = [e for other in some for e in effects(other)]
+    defined = {b.var if isinstance(b, Bind) else b.buffer.data for other in some for b in walk(other, Bind, Alloc)}
+    return any(x.storage is y.storage and (x.writes or y.writes) for x in mine for y in theirs) or not defined.isdisjoint(
+        names | {e.storage for e in mine}) or any(b.buffer.data is e.storage for b in walk(s, Alloc) for e in theirs)
 
 
 def _op(s: Stmt) -> str:
     return s.call.op if isinstance(s, Evaluate) and isinstance(s.call, Call) else ""
 
 
-def _values(fill: Any, a: Buffer) -> Iterator[Expr]:
-    """The expressions in what a loop stores to an array."""
-    return (x for store in walk(fill.body, Store) if store.buffer.data is a.data for x in walk(store.value, Expr))
-
-
-def _written(fill: Any, a: Buffer) -> dict[int, int] | None:
-    """Element of an array -> the last iteration of a loop that writes it; None where that is not known, or they are read."""
-    out: dict[int, int] = {}
-    if any(x.buffer.data is a.data for x in walk(fill, Load, AddressOf)):
-        return None
-    inner: list[Any] = list(walk(fill.body, For))
-    if any(not isinstance(x.extent, Const) or not isinstance(x.start, Const) for x in inner):
-        return None
-    for store in walk(fill.body, Store):
-        if store.buffer.data is not a.data:
-            continue
-        at: Any = store.indices[0]
-        lanes = range(at.lanes) if isinstance(at, Ramp) else range(1)
-        step = constant(at.stride, {}) if isinstance(at, Ramp) else 0
-        for values in itertools.product(range(int(fill.extent.value)), *(range(x.start.value, x.start.value + x.extent.value)
-                                                                    for x in inner)):
-            k = constant(at.base if isinstance(at, Ramp) else at, dict(zip((fill.var, *(x.var for x in inner)), values)))
-            if k is None or step is None:
-                return None
-            out.update((k + i * step, max(values[0], out.get(k + i * step, 0))) for i in lanes)
-    return out
-
-
-def _restricted(fill: For, begin: int, end: int) -> Stmt:
+def _restricted(loop: _Loop, begin: int, end: int) -> Stmt:
     """Iterations of a loop, with names of their own."""
-    v = fresh(fill.var.name, fill.var.dtype)
-    body = substitute(fill.body, {fill.var: v + const(begin, v.dtype) if begin else v})
-    return renamed(replace(fill, var=v, extent=const(end - begin, fill.extent.dtype), body=body))
+    def visit(x: Any) -> Stmt | None:
+        if not isinstance(x, For) or x.var is not loop.var:
+            return None
+        v = fresh(x.var.name, x.var.dtype)
+        body = substitute(x.body, {x.var: v + const(begin, v.dtype) if begin else v})
+        return replace(x, var=v, extent=const(end - begin, x.extent.dtype), body=body)  # type: ignore[no-any-return]
+
+    return renamed(rewrite_stmts(loop.stmt, visit))

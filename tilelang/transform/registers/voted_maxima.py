@@ -61,9 +61,9 @@ def vote_on_maxima(body: list[Stmt], scaled: int) -> list[Stmt] | None:
     if factor is None or exponents is None or factor.size > MOST_ROWS:
         return None
     maxima = _maxima(body[:made[0]])
-    waits = next((i for i in range(scaled - 1, made[0], -1) if calls(body[i], "wgmma_wait")), None)
+    waits = next((i for i in range(scaled - 1, made[0], -1) if calls(body[i], "wgmma_wait")), scaled)
     exponent = getattr(exponents[1].value, "args", (None,))[0]
-    if maxima is None or waits is None or getattr(exponents[1].value, "op", "") != "exp2" or not _vanishes(
+    if maxima is None or getattr(exponents[1].value, "op", "") != "exp2" or not _vanishes(
             exponent, maxima.top, maxima.before):
         return None
     updates, others = body[maxima.first:maxima.chosen + 1], [*body[:maxima.first], *body[maxima.chosen + 1:]]
@@ -93,11 +93,11 @@ def vote_on_maxima(body: list[Stmt], scaled: int) -> list[Stmt] | None:
             if not calls(body[i], "wgmma_hold") and not isinstance(body[i], Alloc)]
     allocs = [body[i] for i in inside if isinstance(body[i], Alloc)]
     some = binary("ne", vote, const(0, "int32"))
-    held = max(rest)
-    total = row_loop(rest[held])[1].buffer  # type: ignore[index]
+    total = row_loop(rest[max(rest)])[1].buffer  # type: ignore[index]
+    held = [do("wgmma_hold", AddressOf(total, (const(0),)), count=min(2, total.size))] if waits < scaled else []
     return [*body[:maxima.first], *allocs, *quick, Alloc(own), Bind(vote, any_row), If(some, seq(*kept, made_own, *totals)),
             *(rest.get(i, body[i]) for i in range(maxima.chosen + 1, waits)),
-            do("wgmma_hold", AddressOf(total, (const(0),)), count=min(2, total.size)), *body[waits:scaled],
+            *held, *body[waits:scaled],
             If(some, renamed_buffer(body[scaled], factor, own)), *body[scaled + 1:]]
 
 

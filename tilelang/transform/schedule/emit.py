@@ -30,7 +30,8 @@ from ..analysis.item_cost import Cycles
 from ..analysis.pipeline_loops import SERIAL, Body, needed_binds
 from ..analysis.simulate_loop import Event, Wait
 from ..analysis.statements import do, initialised, rename
-from .consumer_schedule import chosen_order, described, in_order_of_release, items_of, promoted_gemm, steady, users_of
+from .consumer_schedule import (LEAST_GROUPS, chosen_order, described, in_order_of_release, items_of, promoted_gemm, steady,
+                                users_of)
 from .rings import GROUP, Ring, WarpRoleLoop, pin, select_version
 
 PING_PONG = 14, 15  # numbers of the named barriers at which one warp group waits for the GEMMs of the other
@@ -260,12 +261,20 @@ class _Ordered(_Emitter):
         done = [do("wgmma_wait", n=0), *pins, *(pin(b) for two in self.other.items() for b in two)] if pins else []
         some = binary("gt", extent, const(0, extent.dtype))
         last = start + extent - 1
+        opens: list[Stmt] = []
+        if not self.depth and not self.carried and r.groups >= LEAST_GROUPS and len(self.loop.gemms) > 1 and any(
+                self.loop.gemm(i).a.buffer.scope_name == FRAGMENT for i in self.loop.gemms):  # see operand_pieces
+            # Behind a branch of one group's warps ptxas takes the loop's variable for one that differs by lane.
+            opens.append(do("sync_warp"))
+            if any(isinstance(self.loop.items[i].stmt, If) for i in self.loop.own):  # a mask of the first iteration alone
+                opens.append(If(some, seq(*rename(self.region(0, start)))))
+                loop = replace(loop, start=start + 1, extent=extent - 1)
         if not self.depth:
             final, _ = r.slot(last)
             free = [y for _, x in self.carried_releases() for y in r.release_after_wait(x, final, some)] if r.repeated else []
             loops = self.unrolled(2, lambda at, n: self.alternated(loop.body, at, n)) if self.other else [loop]
             opening = [If(some, seq(*self.full(self.awaited, start)))] if self.awaited else []
-            return [*r.body.allocs, *map(Alloc, self.other.values()), *opening, *pins, *loops, *done, *free, *finished]
+            return [*r.body.allocs, *map(Alloc, self.other.values()), *opening, *pins, *opens, *loops, *done, *free, *finished]
         before, closing = self.region(0, start), self.region(1, last)
         left = [x for p, ring in self.carried_releases() for x in r.release(ring, last - self.events[p].stage) if r.repeated]
         several = logical("and", unary("not", self.second), binary("gt", extent, const(1, extent.dtype)))
