@@ -724,3 +724,24 @@ def test_groups_that_reduce_rows_do_not_wait_for_each_other_to_store():
     found = [c.op for c in walk(kernel.launch.body, Call)]
     # A group waits for its own stores before it stages and at its end; behind a barrier of all it would wait at the end alone.
     assert found.count("bulk_wait") == 2 and found.count("tma_store") == 1
+
+
+@pytest.mark.parametrize("trips", [0, 1])
+def test_a_loop_that_never_runs_made_any_two_stores_disjoint(trips):
+    """Its bounds contradict each other, from which anything follows: both copies went by TMA, in any order."""
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16"), C: T.Tensor((2, 64, 64), "float32")):
+        with T.Kernel(2, threads=128) as b:
+            a, x = T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            T.clear(x)
+            T.copy(x, C[b, :, :])
+            for _ in T.serial(trips):
+                T.copy(A, a)
+                T.gemm(a, a, x)
+            for i, j in T.Parallel(64, 64):
+                x[i, j] += 1.0
+            T.copy(x, C[b, :, :])
+
+    args = [np.ones((64, 64), np.float16), np.zeros((2, 64, 64), np.float32)]
+    out = run_device(lower(main.func, Target({"kind": "cuda", "arch": "sm_90a"})), args).outputs["C"]
+    assert np.array_equal(out, np.full((2, 64, 64), 64 * trips + 1))

@@ -157,8 +157,8 @@ class TmaStores:
         proof = Disjoint(self.known, None, {v: self.known.interval(v) for v in changing if v.dtype.is_int})
         loops = [s for s in walk(self.launch.body, For) if s.var in changing]
         wide = max((convert(x).dtype for r in (a, b) for x in r.mins), key=lambda t: t.bits)
-        bounds = [binary(op, _widened(cast(s.var, wide)), _widened(cast(substitute(convert(end), self.expanded), wide)))
-                  for s in loops for op, end in (("ge", s.start), ("lt", s.start + s.extent))]
+        bounds = {s.var: [binary(op, _widened(cast(s.var, wide)), _widened(cast(substitute(convert(end), self.expanded), wide)))
+                          for op, end in (("ge", s.start), ("lt", s.start + s.extent))] for s in loops}
 
         def value(x: Any) -> Expr:
             """A variable in place of what is loaded: of each iteration, where another one may load another value."""
@@ -169,8 +169,13 @@ class TmaStores:
             return loaded[x]
 
         def element(r: Region) -> Place:
-            mins = (rewrite(_widened(substitute(self.inlined(x), self.expanded)), value, Load, Call) for x in r.mins)
-            return proof.element(r.buffer, mins, r.extents, tuple(bounds))
+            mins = [rewrite(_widened(substitute(self.inlined(x), self.expanded)), value, Load, Call) for x in r.mins]
+            # Only bounds of loops that decide the place: a loop that never runs would prove whatever is asked.
+            left, used = set().union(*map(free_vars, mins)), set[Var]()
+            while here := (left & bounds.keys()) - used:
+                used |= here
+                left = set().union(*(free_vars(e) for v in here for e in bounds[v]))
+            return proof.element(r.buffer, mins, r.extents, tuple(e for v, both in bounds.items() if v in used for e in both))
 
         return proof.proves(element(a), element(b))
 
