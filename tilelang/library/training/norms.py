@@ -316,6 +316,13 @@ def means_of_chunks(f, m, X, W, Stats, dY, Means):
 
 
 @T.macro
+def keep_partial(total, column, Partials, which, block, at):
+    """Store what a block has for the columns from `at` on in one of the matrices of Partials."""
+    T.reduce_sum(total, column, dim=0)
+    T.copy(column, Partials[which, block, at])
+
+
+@T.macro
 def add_up(f, p, partials, dW, dB):
     """The second stage: one or both of the matrices of `partials`, reduced over their p rows."""
     of_weight, of_bias = f.weight != "", f.bias != ""
@@ -350,6 +357,7 @@ def norm_backward(f: NormForm) -> Any:
     m, p = T.dynamic("m, p")
     rows, long = (t.rows, t.width), t.chunks > 1
     of_weight, of_bias = bool(f.summed and f.weight), bool(f.summed and f.bias)
+    again = f.stages > 0 and t.threads > 640  # which have no registers for h and g while they wait for the means
 
     @T.prim_func
     def norm_gradient(X: T.Tensor((m, n), f.kind), W: f.vector(f.weight), Stats: f.stats(m), dY: T.Tensor((m, n), f.kind),
@@ -379,15 +387,19 @@ def norm_backward(f: NormForm) -> Any:
                 if f.centred:
                     T.copy(next_mean, mean)
                 facts(f, Stats, top + p * t.rows, next_r, next_mean)
+                to = (x, dy) if f.stages else (h, g)
+                T.copy(X[top, c * t.width], to[0])
+                T.copy(dY[top, c * t.width], to[1])
                 if f.stages:
-                    T.copy(X[top, c * t.width], x)
-                    T.copy(dY[top, c * t.width], dy)
                     T.copy(x, h)
                     T.copy(dy, g)
-                else:
-                    T.copy(X[top, c * t.width], h)
-                    T.copy(dY[top, c * t.width], g)
                 normalised(f, h, r, mean)
+                if again:
+                    weighted(f, w, g)
+                    means(f, h, g, mean_g, mean_gh, True)
+                    T.copy(x, h)
+                    T.copy(dy, g)
+                    normalised(f, h, r, mean)
                 for i, j in T.Parallel(t.rows, t.width):
                     if of_weight:
                         dw[i, j] += g[i, j] * h[i, j]
@@ -398,7 +410,7 @@ def norm_backward(f: NormForm) -> Any:
                     for i in T.Parallel(t.rows):
                         mean_g[i] = Means[top + i, 0]
                         mean_gh[i] = Means[top + i, 1]
-                else:
+                elif not again:
                     means(f, h, g, mean_g, mean_gh, True)
                 for i in T.Parallel(t.rows):
                     mean_g[i] = mean_g[i] / T.cast(n, f.acc)
@@ -407,11 +419,9 @@ def norm_backward(f: NormForm) -> Any:
                     h[i, j] = r[i] * (g[i, j] - (mean_g[i] + h[i, j] * mean_gh[i]))
                 T.copy(h, dX[top, c * t.width])
             if of_weight:
-                T.reduce_sum(dw, column, dim=0)
-                T.copy(column, Partials[0, bx, c * t.width])
+                keep_partial(dw, column, Partials, 0, bx, c * t.width)
             if of_bias:
-                T.reduce_sum(db, column, dim=0)
-                T.copy(column, Partials[1, bx, c * t.width])
+                keep_partial(db, column, Partials, 1, bx, c * t.width)
         if of_weight or of_bias:
             add_up(f, p, Partials, dW, dB)
 

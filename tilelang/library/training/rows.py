@@ -42,8 +42,8 @@ class RowTile(NamedTuple):
         if columns > most * each:
             return RowTile(max(1, _EACH // (most * each)), most * each, -(-columns // (most * each)), max(128, most))
         if columns <= _NARROW:
-            width = max(32, 1 << (columns - 1).bit_length())
-            return RowTile(_EACH // width, width, 1, 128)
+            width = _narrow(columns)
+            return RowTile(_power(3 * _EACH // (2 * width)), width, 1, 128)
         vectors = -(-columns // VECTOR)
         if 32 * each >= columns:  # rows of one warp each
             return RowTile(4, vectors * VECTOR, 1, 128)
@@ -56,10 +56,20 @@ class RowTile(NamedTuple):
         """The tile of rows that copies bring to shared memory ahead of their use; None for rows that are too long.
 
         A thread has two vectors: with one, twice as many warps wait for the means of a row."""
-        width = max(32, 1 << (columns - 1).bit_length()) if columns <= _NARROW else -(-columns // VECTOR) * VECTOR
-        rows = 1 << max(1, _STAGED // width).bit_length() - 1
+        width = _narrow(columns) if columns <= _NARROW else -(-columns // VECTOR) * VECTOR
+        rows = _power(max(1, _STAGED // width))
         threads = -(-rows * width // (64 * VECTOR)) * 32
         return RowTile(rows, width, 1, threads) if threads <= MOST_THREADS else None
+
+
+def _narrow(columns: int) -> int:
+    """The width of a tile of short rows: theirs where it is whole vectors, else a power of two."""
+    return columns if columns >= 32 and columns % VECTOR == 0 else max(32, 1 << (columns - 1).bit_length())
+
+
+def _power(n: int) -> int:
+    """The largest power of two up to n."""
+    return 1 << n.bit_length() - 1
 
 
 def as_rows(x: Any, columns: int) -> Any:

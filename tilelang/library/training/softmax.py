@@ -254,15 +254,16 @@ def gradient_chunk(f, Y, dY, dX, flats, top, c, cut, y, g, both, total):
 
 
 def softmax_backward(f: SoftmaxForm) -> Any:
-    """The kernel (Y, dY, dX, FlatY, FlatdY, FlatdX).  Rows are in registers as they are in memory."""
+    """The kernel (Y, dY, dX, FlatY, FlatdY, FlatdX).  Where a thread has many elements, they are in registers as in memory."""
     t, n, m, v = f.tile, f.n, *T.dynamic("m, v")
+    kept = f.kind if t.rows * t.width > 16 * t.threads else f.acc
 
     @T.prim_func
     def softmax_gradient(Y: T.Tensor((m, n), f.kind), dY: T.Tensor((m, n), f.kind), dX: T.Tensor((m, n), f.kind),
                          FlatY: f.flat(v), FlatdY: f.flat(v), FlatdX: f.flat(v)):
         with T.Kernel(T.ceildiv(m, t.rows), threads=t.threads) as bx:
             flats, top = (FlatY, FlatdY, FlatdX), bx * t.rows
-            y, g = (T.alloc_fragment((t.rows, t.width), f.kind) for _ in range(2))
+            y, g = (T.alloc_fragment((t.rows, t.width), kept) for _ in range(2))
             both, total = T.alloc_fragment((t.rows, t.width), f.acc), T.alloc_fragment((t.rows,), f.acc)
             T.clear(total)
             for c in T.serial(*f.whole):
