@@ -117,6 +117,27 @@ def test_what_a_program_loads_behind_its_own_wait_stays_there():
     assert "__restrict__ A" not in text and text.index("pdl_sync();") < text.index("A[")
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_what_a_launch_before_has_written_is_loaded_behind_the_wait(by_hand):
+    """A workspace that is only read here, and `__restrict__`, could be read before the launch that writes it has ended."""
+    @T.prim_func
+    def f(A: T.Tensor((256,), "float32"), B: T.Tensor((256,), "float32")):
+        sums = T.alloc_global((256,), "float32")
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(256):
+                sums[i] = A[i] + 1
+        with T.Kernel(1, threads=64):
+            if by_hand:
+                T.pdl_sync()
+            for i in T.Parallel(256):
+                B[i] = sums[255 - i]
+
+    second = lower(f.func, SM90A, {} if by_hand else ON).kernels[1]
+    text = print_kernel(second)
+    assert second.launch.plan.pdl is True and "__restrict__ sums" not in text
+    assert text.index("pdl_sync();") < text.index("sums[")
+
+
 def in_a_row(where):
     @T.prim_func
     def f(A: T.Tensor((128, 64), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((128, 64), "float32")):

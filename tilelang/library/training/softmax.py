@@ -230,6 +230,7 @@ def softmax_forward(f: SoftmaxForm) -> Any:
 
 @T.macro
 def load_both(f, Y, dY, flats, top, c, cut, y, g):
+    """Load a chunk of the results and of their gradients."""
     load(f, Y, flats[0], top, c, y, cut)
     load(f, dY, flats[1], top, c, g, cut)
 

@@ -137,6 +137,11 @@ def _multiplies(s: For) -> bool:
     return s.kind == "serial" and any(isinstance(x, Gemm) for x in inside) and any(is_load(x) for x in inside)
 
 
+def _bytes_of_versions(loops: list[_WarpRoles]) -> int:
+    """Of all tiles that rings of the loops have: a tile has versions in each ring that loads it."""
+    return sum(b.bits // 8 for b in {v for p in loops for r in p.rings for v in r.buffers.values()})
+
+
 class _WarpRoles(WarpRoleLoop):
     """Rewrites one launch.  Raises _Declined if that is not possible."""
 
@@ -251,8 +256,7 @@ class _WarpRoles(WarpRoleLoop):
         if not several:
             _check_second_block(self)
         new = {b: v for p in loops for r in p.rings for b, v in r.buffers.items()}
-        taken = sum(b.bits // 8 for b in {v for p in loops for r in p.rings for v in r.buffers.values()})
-        if several and taken > room:
+        if several and (taken := _bytes_of_versions(loops)) > room:
             raise _Declined(f"the stages of {len(loops)} pipelined loops take {taken} of {room} bytes of shared memory")
         handover = Handover(self) if not several and _hands_over(self, new) else None
         # A handover counts in the producer only.
@@ -288,7 +292,7 @@ class _WarpRoles(WarpRoleLoop):
         rings = [r for p in self.loops for r in p.rings]
         new, used = [x for r in rings for x in r.buffers.items()], {e.storage for s in computing for e in effects(s)}
         made = dict.fromkeys(b for b in (*(x for r in rings for x in (r.full, r.empty)), *more) if b is not None)
-        filled = {b for b, _ in new}  # by rings: several, each with versions of its own, where loops load other tiles beside it
+        filled = {b for b, _ in new}  # by several rings with versions of their own, where loops load it with other tiles
         body = seq(*(s for s in allocs if s.buffer not in filled or s.buffer.data in used),
                    *map(Alloc, dict.fromkeys(v for _, v in new)), *binds, *map(Alloc, made),
                    initialised(made, self.thread), do("sync_threads" if end is None else "cluster_sync"),

@@ -12,8 +12,9 @@ its predecessor has waited for all earlier ones.
 
 Every access of global memory comes after pdl_sync.  The compiler does not move TMA, cp.async, stores and atomics.  It may
 move a read ahead of pdl_sync if it knows that the kernel never writes that memory (ld.global.nc).  So where threads load from
-global memory themselves (a bias, a scale), no parameter is `__restrict__`; this also holds if the program itself calls
-T.pdl_sync.  Launches that run foreign code are not changed, because its accesses are not known.
+global memory themselves (a bias, a scale, sums of a launch before), no parameter and no workspace is `__restrict__`; this
+also holds if the program itself calls T.pdl_sync.  Launches that run foreign code are not changed, because its accesses are
+not known.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def insert_pdl(func: Func, cx: PassContext) -> Func:
     and all launches for targets before sm_90.
     """
     wanted = bool(cx.option(PassConfigKey.TL_ENABLE_PDL)) and cx.target.at_least(90)
-    names = parameter_names(func)
+    workspaces = (a.buffer.name for a in walk(func.body, Alloc) if a.buffer.scope_name == GLOBAL)
+    names = (*parameter_names(func), *workspaces)  # a launch before this one has written them
     return replace(func, body=rewrite_launches(func.body, lambda x: _dependent(x, wanted, names)))
 
 
