@@ -138,6 +138,19 @@ def test_what_a_launch_before_has_written_is_loaded_behind_the_wait(by_hand):
     assert text.index("pdl_sync();") < text.index("sums[")
 
 
+def test_the_first_value_of_a_variable_is_loaded_behind_the_wait():
+    @T.prim_func
+    def f(A: T.Tensor((256,), "float32"), B: T.Tensor((256,), "float32")):
+        with T.Kernel(1, threads=64):
+            total = T.alloc_var("float32", init=A[T.get_thread_binding()])
+            for i in T.serial(1, 4):
+                total += A[i * 64 + T.get_thread_binding()]
+            B[T.get_thread_binding()] = total
+
+    text = print_kernel(lower(f.func, SM90A, ON).kernels[0])
+    assert text.index("pdl_sync();") < text.index("total = A[")
+
+
 def in_a_row(where):
     @T.prim_func
     def f(A: T.Tensor((128, 64), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((128, 64), "float32")):

@@ -123,7 +123,7 @@ def _loops(body: list[Stmt], fence: int, a: Buffer, gemm: set[Var],
             others.insert(0, (n, s))
             continue
         loop = _loop(s, a.size) if many or isinstance(s, For) and not loops and not s.plan.registers else None
-        if loop is None or not made <= {*loop.written} & wanted:
+        if loop is None or not made <= {*loop.written} & wanted or any(e.storage in gemm - {a.data} for e in effects(s)):
             break
         found = _placed([(n, loop), *loops], others, gemm)
         if found is None:

@@ -75,8 +75,9 @@ def ordered(launch: Launch) -> bool:
 
 def _sets_up(s: Stmt) -> bool:
     """Whether a statement may run before the preceding kernel has ended."""
-    if isinstance(s, Alloc):
-        return s.buffer.scope_name != GLOBAL or s.init is None
-    if isinstance(s, Bind):
-        return not contains(s.value, Load) and not list(expr_effects(s.value))
+    value = s.init if isinstance(s, Alloc) else s.value if isinstance(s, Bind) else None
+    if value is not None and (contains(value, Load) or list(expr_effects(value))):
+        return False
+    if isinstance(s, (Alloc, Bind)):
+        return value is None or isinstance(s, Bind) or s.buffer.scope_name != GLOBAL
     return all(x.op in _SETTING_UP for x in walk(s, Call)) and not any(e.buffer.scope_name == GLOBAL for e in effects(s))
