@@ -2,10 +2,9 @@ import numpy as np
 import pytest
 from pass_programs import F32, program
 
-from tilelang.ir import Alloc, Buffer, Evaluate, Load, Store, call, const, load, seq, walk, with_options, BufferFacts
+from tilelang.ir import Alloc, Buffer, Evaluate, Store, call, const, load, seq, walk, with_options, BufferFacts
 from tilelang.ir.verify import verify
 from tilelang.simulator.device.run import run_device
-from tilelang.transform.memory.flatten import flatten
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.memory.plan_shared_memory import plan_shared_memory
 
@@ -30,7 +29,7 @@ def chain(separate=False, count=2):
 
 
 def planned(f, target=None, **config):
-    out = run_passes(f, [flatten, plan_shared_memory], PassContext(target, verify=True, config=config))
+    out = run_passes(f, [plan_shared_memory], PassContext(target, verify=True, config=config))
     assert verify(out, "DEVICE") == []
     return out
 
@@ -76,16 +75,6 @@ def test_limit_of_the_target():
     with pytest.raises(ValueError, match="needs 256 bytes of shared memory, a block has 200"):
         planned(chain(), Small())
 
-
-def test_local_arrays_become_flat():
-    x = Buffer("x", (4, 8), F32, "local")
-    f = program("f", (G,), (1,), 32, lambda bl, t: seq(
-        Alloc(x), Store(x, (const(2), t[0] % 8), const(1.0)), Store(G, (t[0],), load(x, (const(2), t[0] % 8)))))
-    out = planned(with_options(f, phase="SYNCED"))
-    buf = next(s.buffer for s in walk(out) if isinstance(s, Alloc))
-    assert buf.shape == (32,)
-    assert all(len(s.indices) == 1 for s in walk(out) if isinstance(s, (Load, Store)))
-    assert run_device(out, {"G": np.zeros(64, np.float32)}).outputs["G"][:32].tolist() == [1.0] * 32
 
 
 def test_barriers_share_their_space_with_nothing():
