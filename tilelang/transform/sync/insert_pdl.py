@@ -13,8 +13,8 @@ its predecessor has waited for all earlier ones.
 Every access of global memory comes after pdl_sync.  The compiler does not move TMA, cp.async, stores and atomics.  It may
 move a read ahead of pdl_sync if it knows that the kernel never writes that memory (ld.global.nc).  So where threads load from
 global memory themselves (a bias, a scale, what a launch before has reduced), no parameter and no workspace is `__restrict__`;
-this also holds if the program itself calls T.pdl_sync.  Launches that run foreign code are not changed, because its accesses are
-not known.
+this also holds if the program itself calls T.pdl_sync.  Launches that run foreign code are not changed, because its accesses
+are not known.
 """
 
 from __future__ import annotations
