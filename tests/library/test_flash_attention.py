@@ -154,14 +154,14 @@ def test_heads_before_sequences(on):
 @everywhere
 def test_scores_that_rise_by_far_are_rescaled(on, monkeypatch):
     """Large scores of either sign: maxima move by hundreds of powers of two, weights underflow."""
-    monkeypatch.setattr(build, "attention_tile", lambda *_: Tile(64, 32, 2, 128))
+    monkeypatch.setattr(build, "attention_tile", lambda *_, **__: Tile(64, 32, 2, 128))
     check(on, 1, 64, 200, 1, 1, spread=40.0, scale=0.5)
 
 
 @everywhere
 def test_rows_that_rise_a_little_each_step(on, monkeypatch):
     """Scores grow by 3 powers of two from one tile of keys to the next."""
-    monkeypatch.setattr(build, "attention_tile", lambda *_: Tile(64, 16, 2, 128))
+    monkeypatch.setattr(build, "attention_tile", lambda *_, **__: Tile(64, 16, 2, 128))
     rng = np.random.default_rng(1)
     q, k, v = (normal(rng, (1, n, 1, 16)) for n in (64, 160, 160))
     q[..., 0], k[..., 0] = 4.0, (np.arange(160) // 16 * 3 * math.log(2))[None, :, None]
@@ -222,7 +222,7 @@ def test_packed_keys_as_queries():
 
 @pytest.mark.parametrize("rows", [16, 64, 128])
 def test_every_row_of_a_packed_call_has_one_tile(rows, monkeypatch):
-    monkeypatch.setattr(build, "attention_tile", lambda *_: Tile(rows, 16, 1, 128))
+    monkeypatch.setattr(build, "attention_tile", lambda *_, **__: Tile(rows, 16, 1, 128))
     packed("cpu", [rows, 0, 1, rows + 1, 2 * rows, rows - 1], [3, 5, 0, 1, 7, 20], 1, 1, 16)
 
 

@@ -123,7 +123,8 @@ def _loops(body: list[Stmt], fence: int, a: Buffer, gemm: set[Var],
             others.insert(0, (n, s))
             continue
         loop = _loop(s, a.size) if many or isinstance(s, For) and not loops and not s.plan.registers else None
-        if loop is None or not made <= {*loop.written} & wanted or any(e.storage in gemm - {a.data} for e in effects(s)):
+        if loop is None or not made <= {*loop.written} & wanted | _temporaries(s) or any(
+                e.storage in gemm - {a.data} for e in effects(s)):
             break
         found = _placed([(n, loop), *loops], others, gemm)
         if found is None:
@@ -147,7 +148,9 @@ def _loop(s: Stmt, size: int) -> _Loop | None:
                         or x.start.value for x in loops) or contains(s, AddressOf):
         return None
     nest = sorted(_nested(s), key=lambda x: -x.extent.value)
-    stores, loads = list(walk(s, Store)), [x for x in walk(s, Load) if x.buffer.size == size and x.buffer.scope_name == LOCAL]
+    own_values = _temporaries(s)
+    stores = [x for x in walk(s, Store) if x.buffer.data not in own_values]
+    loads = [x for x in walk(s, Load) if x.buffer.size == size and x.buffer.scope_name == LOCAL]
     own = {x.buffer.data: x.indices[0] for x in stores}
     if any(x.buffer.scope_name != LOCAL for x in stores) or any(
             x.buffer.data in own and not bool(x.indices[0] == own[x.buffer.data]) for x in walk(s, Load, Store)):
@@ -169,6 +172,18 @@ def _loop(s: Stmt, size: int) -> _Loop | None:
         if known and loop.extent.value > 1 and all(len({*of.values()}) > 1 for of in written.values()):
             return _Loop(s, loop.var, loop.extent.value, written, read)
     return None
+
+
+def _temporaries(s: Stmt) -> set[Var]:
+    """Vectors that every iteration of a loop writes as a whole before it reads them."""
+    out, seen = set[Var](), set[Var]()
+    for x in () if contains(s, If) else walk(s, Load, Store):  # the value of a store comes after it
+        if isinstance(x, Store) and x.buffer.data not in seen and isinstance(x.indices[0], Ramp) and (
+                x.indices[0].lanes == x.buffer.size and x.buffer.scope_name == LOCAL) and not any(
+                y.buffer is x.buffer for y in walk(x.value, Load)):
+            out.add(x.buffer.data)
+        seen.add(x.buffer.data)
+    return out
 
 
 def _nested(s: Any) -> Iterator[Any]:
