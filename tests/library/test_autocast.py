@@ -60,3 +60,11 @@ def test_a_graph_that_torch_compiled_under_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert f(q).dtype == torch.bfloat16
     assert f(q).dtype == torch.float32
+
+
+def test_a_bias_beside_operands_of_other_types_keeps_its_own():
+    a, b = (torch.randint(-9, 9, (16, 16), dtype=torch.int8) for _ in range(2))
+    bias = torch.arange(16, dtype=torch.float32) + 1000.3
+    plain = matmul(a, b, bias=bias, out_dtype="float32")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(matmul(a, b, bias=bias, out_dtype="float32"), plain)

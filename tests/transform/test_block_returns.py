@@ -129,3 +129,21 @@ def test_returns_in_loops_and_nested_branches_kept_tma_away(where):
     assert "thread_return" not in calls and ("tma_load" in calls or where == "a vote")
     assert np.array_equal(run_tile(main.func, args)["C"], want)
     assert np.array_equal(run_device(lowered, args).outputs["C"], want)
+
+
+def test_a_return_in_a_loop_that_some_threads_leave_earlier_stays():
+    @T.prim_func
+    def main(L: T.Tensor((8,), "int32"), C: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            t = T.get_thread_binding()
+            s = T.alloc_shared((64,), "int32")
+            for k in T.serial(8):
+                if t < k * 8:
+                    T.loop_break()
+                if L[k] == 1:
+                    T.thread_return()
+            s[t] = t
+            T.sync_threads()
+            C[t] = s[63 - t]
+
+    lower(main.func, Target({"kind": "cuda", "arch": "sm_80"}))  # an error before: some threads did not reach the barrier

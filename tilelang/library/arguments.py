@@ -49,12 +49,13 @@ def under_autocast(fn: Callable[..., Any]) -> Callable[..., Any]:
         if torch is None or not torch._C._is_any_autocast_enabled() or kwargs.get("out") is not None:  # 0.1 us
             return fn(*args, **kwargs)
         like = args[0] if args else kwargs.get(order[0])
-        if not isinstance(like, torch.Tensor) or not torch.is_autocast_enabled(like.device.type):
+        kinds = torch.float32, torch.float16, torch.bfloat16
+        if not isinstance(like, torch.Tensor) or like.dtype not in kinds or not torch.is_autocast_enabled(like.device.type):
             return fn(*args, **kwargs)
         kind, given = torch.get_autocast_dtype(like.device.type), [*args]
         for n, k in places.items():
             x = given[k] if k < len(given) else kwargs.get(n)
-            if isinstance(x, torch.Tensor) and x.dtype in (torch.float32, torch.float16, torch.bfloat16):
+            if isinstance(x, torch.Tensor) and x.dtype in kinds:
                 if k < len(given):
                     given[k] = x.to(kind)
                 else:

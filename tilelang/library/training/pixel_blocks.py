@@ -56,13 +56,15 @@ def gather_blocks(b: Blocks) -> Any:
     """The kernel (X, Y): images of blocks from images."""
     (height, width, c), (down, across), n = b.image, b.block, T.dynamic("n")
     columns = b.grid[1] * b.channels
+    tiles = ceil(columns / _TILE)
 
     @T.prim_func
     def pixel_blocks(X: T.Tensor((n, *b.image), b.kind), Y: T.Tensor((n, *b.shape), b.kind)):
         Rows = T.reshape(Y, (n * b.grid[0], columns))
-        with T.Kernel(T.ceildiv(columns, _TILE), n * b.grid[0], threads=_THREADS) as (bx, by):
+        with T.Kernel(n * b.grid[0] * tiles, threads=_THREADS) as block:  # any number of images along x
+            by = block // tiles
             for e in T.Parallel(_TILE):
-                at, image, row = bx * _TILE + e, by // b.grid[0], by % b.grid[0]
+                at, image, row = block % tiles * _TILE + e, by // b.grid[0], by % b.grid[0]
                 place = at % b.channels // c
                 h, w = row * down + place // across - b.shift[0], at // b.channels * across + place % across - b.shift[1]
                 there = (place < down * across) & (h >= 0) & (h < height) & (w >= 0) & (w < width)

@@ -31,6 +31,7 @@ from ..place import Place, target_text
 from .rows import VECTOR, RowTile, as_rows, check_alike
 
 
+_MOST = 2**31 - 2**16  # elements of a tensor whose indices are counted in 32 bits; the last chunk of a row ends behind it
 SHIFTED = 8192  # columns up to which rows that begin inside of a vector are read element by element
 _LN2 = 0.6931471805599453
 _REDUCED = 4096  # rows that the block of the reduction reads at once
@@ -50,7 +51,7 @@ class SoftmaxForm(NamedTuple):
     def of(x: Any, at: Place, each: int = 32, most: int = 1024) -> SoftmaxForm:
         """The form for a tensor.  each, most: as for RowTile.of."""
         n, kind = int(x.shape[-1]), type_name(x)
-        shifted = at.target.is_gpu and n > SHIFTED and n * x.itemsize % 16 != 0 and prod(x.shape) < 2**31
+        shifted = at.target.is_gpu and n > SHIFTED and n * x.itemsize % 16 != 0 and prod(x.shape) < _MOST
         if shifted:  # most of whose elements are in whole chunks
             most = min(most, 256 if n > 1024 * each else 128)
         tile = RowTile.of(n + VECTOR - 1 if shifted else n, each, most)

@@ -21,7 +21,7 @@ nested branches, a variable tells the rest:
 from __future__ import annotations
 
 from tilelang.ir import (Alloc, Break, Buffer, Call, Evaluate, For, If, Launch, Seq, Stmt, Store, While, binary, const,
-                         controls, dtype, load, replace, seq, walk, VARIABLE)
+                         dtype, load, replace, seq, walk, VARIABLE)
 from tilelang.target.thread_calls import BLOCK_VOTES, CLOCKS
 
 from ..analysis.divergence import Divergence
@@ -109,7 +109,7 @@ class _Tail:
                 out.append(s)
                 continue
             inner = isinstance(s, While) or isinstance(s, For) and s.kind == "serial"
-            if not (inner or isinstance(s, If)) or any(map(self.divergence.divergent, controls(s))):
+            if not (inner or isinstance(s, If)) or self.divergence.uneven(s):
                 return None
             if isinstance(s, If):
                 ways = [None if x is None else self.marked([x], left, loop) for x in (s.then, s.orelse)]

@@ -293,6 +293,7 @@ def _whole_vector_inside(lw: Any, loop: Loop, body: Stmt) -> Expr | None:
     assert loop.lane_var is not None, "only a loop over lanes has vectors"
     width = loop.dist.lanes[1]  # type: ignore[index]
     forms = LaneForms(loop.lane_var, width, lw.known.analyzer, lw.known.divisors)
+    bound = {b.var for b in walk(body, Bind)}
     for x, _ in accesses(body) if lw.access.guarded else ():
         form = forms.of(x.indices[-1]) if x.buffer.scope_name == GLOBAL and x.indices else None
         if form is None or form[0] != 1:
@@ -304,6 +305,8 @@ def _whole_vector_inside(lw: Any, loop: Loop, body: Stmt) -> Expr | None:
                 if cond not in seen and not lw.known.analyzer.can_prove(cond):
                     seen.add(cond)
                     out = conjunction(out, cond)
+        if out is not None and not bound.isdisjoint(free_vars(out)):
+            return const(False, "bool")  # the condition stands in front of the body
     return out
 
 

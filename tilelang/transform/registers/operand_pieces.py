@@ -23,9 +23,9 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Buffer, Call, Const, Evaluate, For, Func, If, Launch, Load, Ramp, Stmt,
-                         Store, Var, While, const, contains, fresh, replace, rewrite_launches, rewrite_stmts, seq, stmts_of,
-                         substitute, walk, LOCAL)
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, Call, Const, Continue, Evaluate, For, Func, If, Launch,
+                         Load, Ramp, Stmt, Store, Var, While, const, contains, fresh, replace, rewrite_launches, rewrite_stmts,
+                         seq, stmts_of, substitute, walk, LOCAL)
 from tilelang.ir.record import record
 from tilelang.target.register_forms import constant
 
@@ -112,7 +112,7 @@ def _loops(body: list[Stmt], fence: int, a: Buffer, gemm: set[Var],
     """(the loops that compute an operand, with their places, and where what stands between them and the fence comes); no loops
     where they only convert values, or are not of a form that can be divided.  gemm: the registers that the GEMM uses.  many:
     whether there are warp groups enough; else only the last loop, over arrays."""
-    wanted, loops, others = {a.data}, list[tuple[int, _Loop]](), list[tuple[int, Stmt]]()
+    wanted, loops, others, later = {a.data}, list[tuple[int, _Loop]](), list[tuple[int, Stmt]](), set[Var]()
     placed: tuple[list[Stmt], list[Stmt], list[Stmt]] = ([], [], [])
     for n in range(fence - 1, -1, -1):
         s = body[n]
@@ -123,9 +123,12 @@ def _loops(body: list[Stmt], fence: int, a: Buffer, gemm: set[Var],
             others.insert(0, (n, s))
             continue
         loop = _loop(s, a.size) if many or isinstance(s, For) and not loops and not s.plan.registers else None
-        if loop is None or not made <= {*loop.written} & wanted | _temporaries(s) or any(
-                e.storage in gemm - {a.data} for e in effects(s)):
+        own = _temporaries(s)
+        if loop is None or not made <= {*loop.written} & wanted | own or any(
+                e.storage in gemm - {a.data} for e in effects(s)) or any(
+                e.storage in later - own for e in effects(s)):  # a piece of it would come after what a later loop writes
             break
+        later |= made
         found = _placed([(n, loop), *loops], others, gemm)
         if found is None:
             break
@@ -137,7 +140,7 @@ def _loops(body: list[Stmt], fence: int, a: Buffer, gemm: set[Var],
 
 def _passes(s: Stmt) -> bool:
     """Whether statements may be moved across this one, as far as its accesses allow it."""
-    plain = isinstance(s, (For, If, Store, Bind, Alloc)) and not contains(s, Evaluate)
+    plain = isinstance(s, (For, If, Store, Bind, Alloc)) and not contains(s, Evaluate, Break, Continue)
     return plain or _op(s) == "mbarrier_wait" or _op(s) == "wgmma_pin" and not s.call.options.move  # type: ignore[attr-defined]
 
 
@@ -229,7 +232,8 @@ def _placed(loops: list[tuple[int, _Loop]], others: list[tuple[int, Stmt]],
             if not local or _meet(s, later):
                 return None
             after.append(s)
-        elif _op(s) != "wgmma_pin" and _meet(s, later):
+        elif _op(s) != "wgmma_pin" and (_meet(s, later) or _op(s) == "mbarrier_wait" and any(
+                e.buffer.scope_name != LOCAL for x in later for e in effects(x))):  # the tile that they read
             front, near = [*front, *near, s], []
         else:
             near.append(s)
