@@ -374,11 +374,11 @@ def check_size(host: HostFunction, b: Buffer, text: str) -> None:
     f = host.code.f
     if all(isinstance(d, int) for d in b.shape):
         return
-    product = f"{float(b.dtype.bytes)}"
+    total = f"{float(b.dtype.bytes)}"
     for d in b.shape:
         size = f.let(f"uitofp i64 {host.code.index(d)} to double")  # of a negative number: more than 2^63
-        product = f.let(f"fmul double {product}, {size}")
-    host.fail_if(f.let(f"fcmp ogt double {product}, {float(MOST_BYTES)}"), f.module.string(text))
+        total = f.let(f"fmul double {total}, {size}")
+    host.fail_if(f.let(f"fcmp ogt double {total}, {float(MOST_BYTES)}"), f.module.string(text))
 
 
 class HostFunction:

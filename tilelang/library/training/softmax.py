@@ -31,7 +31,7 @@ from ..place import Place, target_text
 from .rows import VECTOR, RowTile, as_rows, check_alike
 
 
-_MOST = 2**31 - 2**16  # elements of a tensor whose indices are counted in 32 bits; the last chunk of a row ends behind it
+_MOST = 2**31 - 2**16  # elements of a tensor whose indices are counted in 32 bits; the last chunk of a row ends after it
 SHIFTED = 8192  # columns up to which rows that begin inside of a vector are read element by element
 _LN2 = 0.6931471805599453
 _REDUCED = 4096  # rows that the block of the reduction reads at once
