@@ -123,13 +123,14 @@ def language() -> str:
 
     imports: dict[str, list[str]] = defaultdict(list)
     lines: list[str] = []
-    starred = {n: home for home in _starred() for n in importlib.import_module(home).__all__}
+    unavailable: dict[str, str] = {}  # why names cannot be used -> their type, whose call type checkers report
+    starred = _starred()
     for name in [*T.__all__, *sorted(ALONE)]:
         value = FUNCTIONS[name] if name in UNAVAILABLE and name in BOTH else getattr(T, name)
         home = getattr(value, "__module__", "") or ""
         own = getattr(value, "__name__", "")
-        if name in starred:
-            imports[starred[name]] = ["*"]
+        if name in starred and home in ("", starred[name]):
+            imports[starred[name]].append("*")
             continue
         if own != name and name not in ALONE and inspect.isfunction(value) and getattr(T, own, None) is value:
             lines.append(f"{name} = {own}\n")
@@ -138,7 +139,7 @@ def language() -> str:
             lines += [] if name == "Any" else [f"{name} = Any\n"]
         elif name in UNAVAILABLE and name not in BOTH:
             doc = (inspect.getdoc(value) or "").replace('"', "'")
-            lines.append(f'@_deprecated("{doc}")\ndef {name}(*args: Any, **kwargs: Any) -> Any: ...\n')
+            lines.append(f"{name}: {unavailable.setdefault(doc, f'_Unavailable{len(unavailable)}')}\n")
         elif name in SPELLINGS and inspect.isfunction(value) and inspect.unwrap(value).__code__.co_name != own:
             lines.append(_respelled(name, value, SPELLINGS[name]))
         elif isinstance(value, dtype):
@@ -165,15 +166,20 @@ def language() -> str:
             "from typing_extensions import deprecated as _deprecated\n",
             "from tilelang.ir import Buffer as _Buffer, Expr as _Expr, Var as _Var",
             "from tilelang.ir.dtype import dtype as dtype", "from tilelang.language.tracing.scope import Frame as _Frame"]
-    return "\n".join([*head, *_imports(imports, {"dtype"}), "", _ANNOTATION]) + _spaced(lines)
+    return "\n".join([*head, *_imports(imports, {"dtype"}), "", _ANNOTATION,
+                      *(_CANNOT.format(kind=kind, why=why) for why, kind in unavailable.items())]) + _spaced(lines)
 
 
-def _starred() -> list[str]:
-    """The modules of the language of which the package imports all public names."""
+def _starred() -> dict[str, str]:
+    """Public names -> their module, of the modules whose listed names the stub imports all at once.
+
+    They list what their text defines; what a table makes there is defined in the stub."""
     import tilelang.language as T
 
     tree = ast.parse(Path(inspect.getfile(T)).read_text(encoding="utf-8"))
-    return [f"{T.__name__}.{n.module}" for n in tree.body if isinstance(n, ast.ImportFrom) and n.names[0].name == "*"]
+    homes = [f"{T.__name__}.{n.module}" for n in tree.body if isinstance(n, ast.ImportFrom) and n.names[0].name == "*"]
+    homes += ["tilelang.program.composed", "tilelang.program.functions"]
+    return {name: home for home in homes for name in importlib.import_module(home).__all__}
 
 
 def _spaced(lines: list[str]) -> str:
@@ -196,6 +202,10 @@ class _Annotation(_Buffer):
     @staticmethod
     def from_ptr(pointer: Any, shape: Any, dtype: Any = ..., strides: Any = ...) -> _Buffer: ...
 '''
+_CANNOT = '''class {kind}:
+    @_deprecated("{why}")
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+'''
 TENSORS = {n: f'class {n}(_Annotation):\n    """Annotation of a tensor or buffer parameter: T.{n}((M, K), "float16")."""\n'
            for n in ("Tensor", "Buffer", "FragmentBuffer", "SharedBuffer", "LocalBuffer")}
 TENSORS["StridedTensor"] = TENSORS["Tensor"].replace("Tensor", "StridedTensor").replace("K), ", "K), (s, 1), ") + """
@@ -211,7 +221,8 @@ def _imports(imports: dict[str, list[str]], without: set[str]) -> list[str]:
     """Import lines, sorted; names that stand in the head are left out."""
     out = []
     for module in sorted(imports):
-        names = [n for n in sorted(set(imports[module])) if n.split(" ")[-1] not in without]
+        names = [n for n in sorted(set(imports[module])) if n != "*" and n.split(" ")[-1] not in without]
+        out += [f"from {module} import *"] * ("*" in imports[module])
         if names:
             line = f"from {module} import {', '.join(names)}"
             out.append(line if len(line) <= 128 else f"from {module} import (\n" + "".join(f"    {n},\n" for n in names) + ")")

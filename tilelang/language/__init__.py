@@ -22,31 +22,25 @@ from .addresses import access_ptr, address_of, region
 from .alloc import *
 from .allreduce import CommReducer, comm_reducer, tvm_thread_allreduce
 from .annotations import *
-from .atomic import (atomic_add, atomic_and, atomic_cas, atomic_dec, atomic_exch, atomic_inc, atomic_load, atomic_max,
-                     atomic_min, atomic_or, atomic_store, atomic_sub, atomic_xor)
+from .atomic import *
+from .atomic import atomic_and, atomic_max, atomic_min, atomic_xor
 from .barriers import *
 from .blockscaled import gemm_blockscaled
 from .combine import *
-from .composed import (all_of, any_of, atomic_addx2,
-                       atomic_addx4, c2d_im2col, dp4a, get_let_value, has_let_value,
-                       im2col, im2col_matrix, tvm_storage_sync, vectorcombine, vectorhigh,
-                       vectorlow, warp_reduce_bitand, warp_reduce_bitor, warp_reduce_max, warp_reduce_min,
-                       warp_reduce_sum)
+from .composed import *
+from .composed import (all_of, any_of, atomic_addx2, atomic_addx4, warp_reduce_bitand, warp_reduce_bitor, warp_reduce_max,
+                       warp_reduce_min, warp_reduce_sum)
 from .debug import device_assert, print
 from .dtypes import (AnyDType, dtype, get_tvm_dtype, is_f8f6f4_family, is_float4, is_float4_e2m1_unpacked,
                      is_float4_e2m1fn, validate_gemm_ab_dtypes)
-from .distributed import (SymmTensor, alloc_barrier_gpu, arrive_barrier_gpu, atom_add, barrier_blocks, fence_cta, fence_gpu,
-                          fence_sys, get_block, get_num_ranks, get_pe, get_pe_num, get_rank, get_warp, init_barrier_gpu, ld,
-                          put_block, put_warp, remote, signal, st, sync_barrier_gpu, sync_blocks, wait_barrier_gpu, wait_eq,
-                          wait_ge, wait_gt, wait_le, wait_lt, wait_ne)
+from .distributed import *
+from .distributed import (get_block, get_pe, get_pe_num, get_warp, put_block, put_warp, wait_eq, wait_ge, wait_gt, wait_le,
+                          wait_lt, wait_ne)
 from .extern import call_extern, call_pure_extern
 from .hopper import *
 from .hopper_raw import *
-from .kernel import (ClusterKernel, CUDASourceCodeKernel, Kernel, KernelLaunchFrame, WarpSpecialize, WarpSpecializeFrame,
-                     annotate_min_blocks_per_sm, get_block_binding, get_block_bindings, get_block_extent, get_block_extents,
-                     get_cluster_dims, get_cluster_extent, get_cluster_extents, get_cluster_id, get_cluster_ids,
-                     get_cluster_size, get_thread_binding, get_thread_bindings, get_thread_extent, get_thread_extents,
-                     import_source, launch_kernel, thread_binding, use_swizzle, ws)
+from .kernel import *
+from .kernel import ClusterKernel, Kernel, WarpSpecializeFrame
 from .loops import (Parallel, Persistent, Pipelined, Serial, Unroll, Vectorized, break_loop, continue_loop, grid,
                     loop_break, parallel, serial, unroll, vectorized)
 from .tracing.macro import Macro, Ref, macro
@@ -62,14 +56,10 @@ from .symbolics import const, dynamic, symbolic
 from .tensor import (Buffer_, FragmentBuffer, LocalBuffer, SharedBuffer, StridedTensor, Tensor, handle, make_tensor,
                      make_tensor_from_addr, match_buffer, ptr, reshape)
 from .tensor_core import *
-from .thread import (Else, Then, activemask, all_sync, any_sync, ballot, ballot_sync, buffer_store, clock, clock64, evaluate,
-                     get_lane_idx, get_warp_group_idx, get_warp_idx, get_warp_idx_sync, globaltimer, match_all_sync,
-                     match_any_sync, named_barrier_arrive, prefetch_l2, ptx_commit_group, ptx_wait_group, shfl_down, shfl_sync,
-                     shfl_up, shfl_xor, shuffle_elect, sync_grid, sync_threads, sync_warp, syncthreads_and, syncthreads_count,
-                     syncthreads_or, thread_return)
-from .tile import (GemmWarpPolicy, async_copy, clear, copy, cummax, cummin, cumprod, cumsum, fill, gemm, reduce, reduce_absmax,
-                   reduce_abssum, reduce_bitand, reduce_bitor, reduce_bitxor, reduce_max, reduce_min, reduce_prod, reduce_sum,
-                   transpose)
+from .thread import *
+from .thread import shfl_down, shfl_sync, shfl_up, shfl_xor, syncthreads_and, syncthreads_count, syncthreads_or
+from .tile import *
+from .tile import reduce_absmax, reduce_bitand, reduce_bitor, reduce_bitxor, reduce_max, reduce_min, reduce_prod
 from .wide import (ldg32, ldg64, ldg128, ldg256, lds32, lds64, lds128, stg32, stg64, stg128, stg256, sts32, sts64,
                    sts128)
 from .unavailable import UNAVAILABLE as _UNAVAILABLE

@@ -19,53 +19,13 @@ from tilelang.language.allreduce import (
     tvm_thread_allreduce as tvm_thread_allreduce,
 )
 from tilelang.language.annotations import *
-from tilelang.language.atomic import (
-    atomic_add as atomic_add,
-    atomic_cas as atomic_cas,
-    atomic_dec as atomic_dec,
-    atomic_exch as atomic_exch,
-    atomic_inc as atomic_inc,
-    atomic_load as atomic_load,
-    atomic_or as atomic_or,
-    atomic_store as atomic_store,
-    atomic_sub as atomic_sub,
-)
+from tilelang.language.atomic import *
 from tilelang.language.barriers import *
 from tilelang.language.blockscaled import gemm_blockscaled as gemm_blockscaled
 from tilelang.language.combine import *
-from tilelang.language.composed import (
-    c2d_im2col as c2d_im2col,
-    dp4a as dp4a,
-    get_let_value as get_let_value,
-    has_let_value as has_let_value,
-    im2col as im2col,
-    im2col_matrix as im2col_matrix,
-    tvm_storage_sync as tvm_storage_sync,
-    vectorcombine as vectorcombine,
-    vectorhigh as vectorhigh,
-    vectorlow as vectorlow,
-)
+from tilelang.language.composed import *
 from tilelang.language.debug import device_assert as device_assert, print as print
-from tilelang.language.distributed import (
-    _SymmetricFactory as _SymmetricFactory,
-    alloc_barrier_gpu as alloc_barrier_gpu,
-    arrive_barrier_gpu as arrive_barrier_gpu,
-    atom_add as atom_add,
-    barrier_all as _barrier_blocks,
-    barrier_all as _sync_blocks,
-    fence_cta as fence_cta,
-    fence_gpu as fence_gpu,
-    fence_sys as fence_sys,
-    get_num_ranks as get_num_ranks,
-    get_rank as get_rank,
-    init_barrier_gpu as init_barrier_gpu,
-    ld as ld,
-    remote as remote,
-    signal as signal,
-    st as st,
-    sync_barrier_gpu as sync_barrier_gpu,
-    wait_barrier_gpu as wait_barrier_gpu,
-)
+from tilelang.language.distributed import *
 from tilelang.language.dtypes import (
     get_tvm_dtype as get_tvm_dtype,
     is_f8f6f4_family as is_f8f6f4_family,
@@ -78,30 +38,7 @@ from tilelang.language.extern import call_extern as call_extern, call_pure_exter
 from tilelang.language.fastmath import fma as fma, fmul as fmul
 from tilelang.language.hopper import *
 from tilelang.language.hopper_raw import *
-from tilelang.language.kernel import (
-    CUDASourceCodeKernel as CUDASourceCodeKernel,
-    KernelLaunchFrame as KernelLaunchFrame,
-    annotate_min_blocks_per_sm as annotate_min_blocks_per_sm,
-    get_block_binding as get_block_binding,
-    get_block_bindings as get_block_bindings,
-    get_block_extent as get_block_extent,
-    get_block_extents as get_block_extents,
-    get_cluster_dims as get_cluster_dims,
-    get_cluster_extent as get_cluster_extent,
-    get_cluster_extents as get_cluster_extents,
-    get_cluster_id as get_cluster_id,
-    get_cluster_ids as get_cluster_ids,
-    get_cluster_size as get_cluster_size,
-    get_thread_binding as get_thread_binding,
-    get_thread_bindings as get_thread_bindings,
-    get_thread_extent as get_thread_extent,
-    get_thread_extents as get_thread_extents,
-    import_source as import_source,
-    launch_kernel as launch_kernel,
-    thread_binding as thread_binding,
-    use_swizzle as use_swizzle,
-    ws as ws,
-)
+from tilelang.language.kernel import *
 from tilelang.language.loops import (
     IfThreadFrame as _WarpSpecializeFrame,
     Persistent as Persistent,
@@ -174,125 +111,34 @@ from tilelang.language.tensor import (
     reshape as reshape,
 )
 from tilelang.language.tensor_core import *
-from tilelang.language.thread import (
-    Else as Else,
-    If_ as _If,
-    Then as Then,
-    While_ as _While,
-    activemask as activemask,
-    all_sync as all_sync,
-    any_sync as any_sync,
-    ballot as ballot,
-    ballot_sync as ballot_sync,
-    buffer_store as buffer_store,
-    clock as clock,
-    clock64 as clock64,
-    evaluate as evaluate,
-    get_lane_idx as get_lane_idx,
-    get_warp_group_idx as get_warp_group_idx,
-    get_warp_idx as _get_warp_idx_sync,
-    get_warp_idx as get_warp_idx,
-    globaltimer as globaltimer,
-    ldg as ___ldg,
-    match_all_sync as match_all_sync,
-    match_any_sync as match_any_sync,
-    named_barrier_arrive as named_barrier_arrive,
-    prefetch_l2 as prefetch_l2,
-    ptx_commit_group as ptx_commit_group,
-    ptx_wait_group as ptx_wait_group,
-    shuffle_elect as shuffle_elect,
-    sync_grid as sync_grid,
-    sync_threads as sync_threads,
-    sync_warp as sync_warp,
-    thread_return as thread_return,
-)
-from tilelang.language.tile import (
-    async_copy as async_copy,
-    clear as clear,
-    copy as copy,
-    cummax as cummax,
-    cummin as cummin,
-    cumprod as cumprod,
-    cumsum as cumsum,
-    fill as fill,
-    gemm as gemm,
-    reduce as reduce,
-    reduce_abssum as reduce_abssum,
-    reduce_sum as reduce_sum,
-    transpose as transpose,
-)
+from tilelang.language.thread import *
+from tilelang.language.thread import If_ as _If, While_ as _While, ldg as ___ldg
+from tilelang.language.tile import *
 from tilelang.language.tracing.macro import Macro as Macro, _Ref as _Ref, macro as macro
 from tilelang.language.tracing.prim_func import PrimFunc as PrimFunc, prim_func as prim_func
 from tilelang.language.ws_schedule import *
 from tilelang.layout.fragment import Fragment as Fragment
 from tilelang.layout.layout import Layout as Layout
 from tilelang.ops.gemm.select import GemmWarpPolicy as GemmWarpPolicy
-from tilelang.program.composed import (
-    conv as _conv1d,
-    conv as _conv2d,
-    conv as _conv3d,
-    conv as conv,
-    cross_entropy as cross_entropy,
-    gelu as gelu,
-    group_norm as group_norm,
-    layer_norm as layer_norm,
-    leaky_relu as leaky_relu,
-    log_softmax as log_softmax,
-    logsumexp as logsumexp,
-    norm as norm,
-    quantised as quantised,
-    relu as relu,
-    rms_norm as rms_norm,
-    silu as _swish,
-    silu as silu,
-    softmax as softmax,
-    softplus as softplus,
-    square as square,
-    tril as tril,
-    triu as triu,
-)
+from tilelang.program.composed import *
+from tilelang.program.composed import conv as _conv1d, conv as _conv2d, conv as _conv3d, silu as _swish
 from tilelang.program.control import loop as loop
+from tilelang.program.functions import *
 from tilelang.program.functions import (
-    argsort as argsort,
     broadcast_to as _expand,
-    broadcast_to as broadcast_to,
     cast as _astype,
     cast as _to,
     clamp as _clip,
     concat as _cat,
     concat as _concatenate,
-    concat as concat,
-    einsum as einsum,
-    flatten as flatten,
-    full as full,
     gather as _take,
     iota as _arange,
-    iota as iota,
     matmul as _dot,
-    matmul as matmul,
-    mean as mean,
-    one_hot as one_hot,
-    ones as ones,
-    pad as pad,
-    power as power,
-    roll as roll,
-    sort as sort,
     split as _chunk,
-    split as split,
-    squeeze as squeeze,
-    stack as stack,
-    std as std,
-    swapaxes as swapaxes,
     take_along as _take_along_axis,
-    take_along as take_along,
-    topk as topk,
     transpose as _permute,
     unsqueeze as _expand_dims,
-    unsqueeze as unsqueeze,
     var as _variance,
-    windows as windows,
-    zeros as zeros,
-    zeros_like as zeros_like,
 )
 
 _V = _TypeVar("_V")
@@ -309,6 +155,38 @@ class _Annotation(_Buffer):
     @staticmethod
     def from_ptr(pointer: Any, shape: Any, dtype: Any = ..., strides: Any = ...) -> _Buffer: ...
 
+class _Unavailable0:
+    @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class _Unavailable1:
+    @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class _Unavailable2:
+    @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class _Unavailable3:
+    @_deprecated("Not available: host plumbing of another runtime, not available.")
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class _Unavailable4:
+    @_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class _Unavailable5:
+    @_deprecated("Not available: is not available yet.")
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class _Unavailable6:
+    @_deprecated("Not available: is a raw form that is not available: use T.tma_copy.")
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class _Unavailable7:
+    @_deprecated("Not available: is a raw form that is not available: T.wgmma_gemm, T.wait_wgmma and the barriers of T.alloc_barrier are.")
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
 Add: type[_Expr]
 And: type[_Expr]
 AnyDType = Any
@@ -316,8 +194,7 @@ AnyDType = Any
 class Buffer(_Annotation):
     """Annotation of a tensor or buffer parameter: T.Buffer((M, K), "float16")."""
 
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def CallEffectKind(*args: Any, **kwargs: Any) -> Any: ...
+CallEffectKind: _Unavailable0
 
 @_overload
 def ClusterKernel(e0: Any, /, *, cluster_dims: Any, threads: Any = None, prelude: _str | None = None) -> _Launch[_Var]: ...
@@ -353,8 +230,7 @@ GE: type[_Expr]
 GT: type[_Expr]
 If = _If
 IntImm: type[_Expr]
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def IterVar(*args: Any, **kwargs: Any) -> Any: ...
+IterVar: _Unavailable0
 JITFunc = _JITFunc
 
 @_overload
@@ -437,14 +313,10 @@ def Pipelined(start: Any, stop: Any = None, num_stages: _int = 0, order: Any = N
     """
 
 PrimExpr = _PrimExpr
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def ProducerLoad(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def Ptr(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def Range(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def Reduce(*args: Any, **kwargs: Any) -> Any: ...
+ProducerLoad: _Unavailable0
+Ptr: _Unavailable0
+Range: _Unavailable0
+Reduce: _Unavailable0
 Ref: _Ref
 Replica: Division
 Serial = serial
@@ -452,8 +324,7 @@ Serial = serial
 class SharedBuffer(_Annotation):
     """Annotation of a tensor or buffer parameter: T.SharedBuffer((M, K), "float16")."""
 
-@_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
-def SparseTensorCoreIntrinEmitter(*args: Any, **kwargs: Any) -> Any: ...
+SparseTensorCoreIntrinEmitter: _Unavailable1
 
 class StridedTensor(_Annotation):
     """Annotation of a tensor or buffer parameter: T.StridedTensor((M, K), (s, 1), "float16")."""
@@ -461,30 +332,20 @@ class StridedTensor(_Annotation):
     def __init__(self, shape: Any, strides: Any, dtype: Any = ..., *args: Any, **kwargs: Any) -> None: ...
 
 Sub: type[_Expr]
-SymmTensor: _SymmetricFactory
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def TCGEN05DescriptorParams(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def TCGEN05TensorCoreIntrinEmitter(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def TVMBackendAllocWorkspace(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def TVMBackendFreeWorkspace(*args: Any, **kwargs: Any) -> Any: ...
+TCGEN05DescriptorParams: _Unavailable2
+TCGEN05TensorCoreIntrinEmitter: _Unavailable2
+TVMBackendAllocWorkspace: _Unavailable3
+TVMBackendFreeWorkspace: _Unavailable3
 
 class Tensor(_Annotation):
     """Annotation of a tensor or buffer parameter: T.Tensor((M, K), "float16")."""
 
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def TensorCoreIntrinEmitterSM120(*args: Any, **kwargs: Any) -> Any: ...
+TensorCoreIntrinEmitterSM120: _Unavailable2
 Unroll = unroll
 Vectorized = vectorized
-@_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
-def WGMMADescriptorParams(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
-def WGMMATensorCoreIntrinEmitter(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
-def WGSparseTensorCoreIntrinEmitter(*args: Any, **kwargs: Any) -> Any: ...
-WarpSpecialize = ws
+WGMMADescriptorParams: _Unavailable1
+WGMMATensorCoreIntrinEmitter: _Unavailable1
+WGSparseTensorCoreIntrinEmitter: _Unavailable1
 WarpSpecializeFrame = _WarpSpecializeFrame
 While = _While
 
@@ -591,14 +452,10 @@ def all_of(buffer_or_region: Any) -> _Expr:
             Y[i] = 1
     """
 
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def alloc_tcgen05_instr_desc(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def alloc_tcgen05_instruction_desc(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def alloc_tcgen05_smem_desc(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def alloc_tmem(*args: Any, **kwargs: Any) -> Any: ...
+alloc_tcgen05_instr_desc: _Unavailable2
+alloc_tcgen05_instruction_desc: _Unavailable2
+alloc_tcgen05_smem_desc: _Unavailable2
+alloc_tmem: _Unavailable2
 
 def any_of(buffer_or_region: Any) -> _Expr:
     """Whether any of the elements of a buffer or region hold, seen by each thread: bool.
@@ -610,16 +467,11 @@ def any_of(buffer_or_region: Any) -> _Expr:
             Y[i] = 1
     """
 
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def anylist_getitem(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def anylist_resetitem(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def anylist_setitem_call_cpacked(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def anylist_setitem_call_packed(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def arg(*args: Any, **kwargs: Any) -> Any: ...
+anylist_getitem: _Unavailable3
+anylist_resetitem: _Unavailable3
+anylist_setitem_call_cpacked: _Unavailable3
+anylist_setitem_call_packed: _Unavailable3
+arg: _Unavailable0
 
 def asin(x: Any, *, dtype: Any = None) -> _Expr:
     """asin(x), in the type of x (integers are not accepted).  At most 3 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
@@ -716,8 +568,7 @@ def atomic_xor(dst: Any, value: Any, memory_order: _str | None = None, return_pr
         T.atomic_xor(I[i // 32], 1 << (i % 32))
     """
 
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def axis(*args: Any, **kwargs: Any) -> Any: ...
+axis: _Unavailable0
 
 def barrier_all_block() -> Any:
     """Wait until all PEs have come, by all threads of the block: their puts are complete.
@@ -737,7 +588,6 @@ def barrier_all_warp() -> Any:
         T.barrier_all_warp()
     """
 
-barrier_blocks = _barrier_blocks
 bfloat16: dtype
 bfloat16x16: dtype
 bfloat16x2: dtype
@@ -767,8 +617,7 @@ def bitwise_xor(a: Any, b: Any) -> _Expr:
         I[i] = T.bitwise_xor(I[i], 3)
     """
 
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def block_name_suffix_context(*args: Any, **kwargs: Any) -> Any: ...
+block_name_suffix_context: _Unavailable0
 bool: dtype
 boolean: dtype
 break_loop = loop_break
@@ -794,26 +643,16 @@ def broadcast_warp(dest: Any, source: Any, nbytes: Any, root: Any) -> Any:
         T.broadcast_warp(S[0], S[32], 64, 0)
     """
 
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def buffer(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def buffer_decl(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def buffer_var(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def call_cpacked(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def call_cpacked_lowered(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def call_kernel(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def call_llvm_intrin(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def call_llvm_pure_intrin(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def call_packed(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def call_packed_lowered(*args: Any, **kwargs: Any) -> Any: ...
+buffer: _Unavailable0
+buffer_decl: _Unavailable0
+buffer_var: _Unavailable0
+call_cpacked: _Unavailable3
+call_cpacked_lowered: _Unavailable3
+call_kernel: _Unavailable0
+call_llvm_intrin: _Unavailable3
+call_llvm_pure_intrin: _Unavailable3
+call_packed: _Unavailable3
+call_packed_lowered: _Unavailable3
 cast = _cast
 cdiv = ceildiv
 
@@ -824,18 +663,12 @@ def ceil(x: Any, *, dtype: Any = None) -> _Expr:
         Y[i] = T.ceil(X[i])
     """
 
-@_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
-def clc_get_first_ctaid_x(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
-def clc_get_first_ctaid_y(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
-def clc_get_first_ctaid_z(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
-def clc_is_canceled(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
-def clc_try_cancel(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
-def clc_try_cancel_multicast(*args: Any, **kwargs: Any) -> Any: ...
+clc_get_first_ctaid_x: _Unavailable4
+clc_get_first_ctaid_y: _Unavailable4
+clc_get_first_ctaid_z: _Unavailable4
+clc_is_canceled: _Unavailable4
+clc_try_cancel: _Unavailable4
+clc_try_cancel_multicast: _Unavailable4
 
 def clz(x: Any) -> _Expr:
     """clz of an integer.
@@ -844,10 +677,8 @@ def clz(x: Any) -> _Expr:
         I[i] = T.clz(I[i])
     """
 
-@_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
-def compute_gmma_descriptor(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def compute_umma_descriptor(*args: Any, **kwargs: Any) -> Any: ...
+compute_gmma_descriptor: _Unavailable1
+compute_umma_descriptor: _Unavailable2
 
 def cos(x: Any, *, dtype: Any = None) -> _Expr:
     """cos(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
@@ -863,13 +694,10 @@ def cosh(x: Any, *, dtype: Any = None) -> _Expr:
         Y[i] = T.cosh(X[i])
     """
 
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def deallocate_tmem(*args: Any, **kwargs: Any) -> Any: ...
+deallocate_tmem: _Unavailable2
 double: dtype
-@_deprecated("Not available: is not available yet.")
-def end_profile_intrinsic(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def env_thread(*args: Any, **kwargs: Any) -> Any: ...
+end_profile_intrinsic: _Unavailable5
+env_thread: _Unavailable0
 
 def erf(x: Any, *, dtype: Any = None) -> _Expr:
     """erf(x), in the type of x (integers are not accepted).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
@@ -1081,12 +909,9 @@ def fmod(a: Any, b: Any) -> _Expr:
         Y[i] = T.fmod(X[i], Y[i])
     """
 
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def func_name(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def func_ret(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def get_active_lane_mask(*args: Any, **kwargs: Any) -> Any: ...
+func_name: _Unavailable0
+func_ret: _Unavailable0
+get_active_lane_mask: _Unavailable0
 
 def get_block(src: Any, dst: Any, size: Any, src_pe: Any = -1, unroll_factor: _int = 4, enable_aggressive_vectorize: _bool = False) -> Any:
     """Copy `size` consecutive elements from another rank, by all threads of the block.
@@ -1114,8 +939,6 @@ def get_warp(src: Any, dst: Any, size: Any, src_pe: Any = -1, unroll_factor: _in
     Example:
         T.get_warp(S[bx * 128], X[bx * 128], 128, src_pe=1)
     """
-
-get_warp_idx_sync = _get_warp_idx_sync
 
 def getmem(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
     """Copy `nbytes` consecutive bytes from PE `pe`, by each executing thread.  dest is there when it returns.
@@ -1262,14 +1085,10 @@ def ieee_sub(*x: Any, y: _str = 'rn') -> _Expr:
         Y[i] = T.ieee_sub(X[i], Y[i])
     """
 
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def ignore_loop_partition(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def index_map(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def init(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def initialize_tcgen05_descriptor(*args: Any, **kwargs: Any) -> Any: ...
+ignore_loop_partition: _Unavailable0
+index_map: _Unavailable0
+init: _Unavailable0
+initialize_tcgen05_descriptor: _Unavailable2
 int: dtype
 int16: dtype
 int16x16: dtype
@@ -1325,8 +1144,7 @@ def isnan(x: Any) -> _Expr:
             Y[i] = 0
     """
 
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def iter_var(*args: Any, **kwargs: Any) -> Any: ...
+iter_var: _Unavailable0
 
 def ldg128(src: Any, pred: Any = None) -> _Expr:
     """128 bits from global memory as uint32x4; zeros where pred is false.
@@ -1391,8 +1209,7 @@ def lds64(*src: Any) -> Any:
         words = T.lds64(A_s[tx, 0])
     """
 
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def llvm_lookup_intrinsic_id(*args: Any, **kwargs: Any) -> Any: ...
+llvm_lookup_intrinsic_id: _Unavailable3
 
 def log(x: Any, *, dtype: Any = None) -> _Expr:
     """log(x), in the type of x (integers: float32).  At most 3 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types.
@@ -1423,10 +1240,8 @@ def log2(x: Any, *, dtype: Any = None) -> _Expr:
     """
 
 long: dtype
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def lookup_param(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def make_blockscaled_gemm_layout(*args: Any, **kwargs: Any) -> Any: ...
+lookup_param: _Unavailable0
+make_blockscaled_gemm_layout: _Unavailable2
 
 def max2(*x: Any) -> _Expr:
     """max2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2.
@@ -1442,12 +1257,9 @@ def min2(*x: Any) -> _Expr:
         Y[0:2] = T.min2(X[0:2], X[2:4])
     """
 
-@_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
-def mma_fill(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def mma_gemm_blockscaled(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
-def mma_store(*args: Any, **kwargs: Any) -> Any: ...
+mma_fill: _Unavailable1
+mma_gemm_blockscaled: _Unavailable2
+mma_store: _Unavailable1
 
 def mul2(*x: Any) -> _Expr:
     """mul2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2.
@@ -1471,24 +1283,15 @@ def popcount(x: Any) -> _Expr:
     """
 
 ptr: PointerFactory
-@_deprecated("Not available: is a raw form that is not available: use T.tma_copy.")
-def ptx_cp_async_bulk(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
-def ptx_mma_block_scale(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
-def ptx_mma_sm70(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
-def ptx_mma_sp(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def ptx_tcgen05_mma_blockscaled_ss(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def ptx_tcgen05_mma_ss(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def ptx_tcgen05_mma_ts(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a raw form that is not available: T.wgmma_gemm, T.wait_wgmma and the barriers of T.alloc_barrier are.")
-def ptx_wgmma_sp_rs(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a raw form that is not available: T.wgmma_gemm, T.wait_wgmma and the barriers of T.alloc_barrier are.")
-def ptx_wgmma_sp_ss(*args: Any, **kwargs: Any) -> Any: ...
+ptx_cp_async_bulk: _Unavailable6
+ptx_mma_block_scale: _Unavailable1
+ptx_mma_sm70: _Unavailable1
+ptx_mma_sp: _Unavailable1
+ptx_tcgen05_mma_blockscaled_ss: _Unavailable2
+ptx_tcgen05_mma_ss: _Unavailable2
+ptx_tcgen05_mma_ts: _Unavailable2
+ptx_wgmma_sp_rs: _Unavailable7
+ptx_wgmma_sp_ss: _Unavailable7
 
 def put_block(src: Any, dst: Any, size: Any, dst_pe: Any = -1, unroll_factor: _int = 4, enable_aggressive_vectorize: _bool = False) -> Any:
     """Copy `size` consecutive elements to another rank, by all threads of the block.
@@ -1646,10 +1449,8 @@ def putmem_warp(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
         T.putmem_warp(S[0], X[0], 128, 1)
     """
 
-@_deprecated("Not available: is not available yet.")
-def q_multiply_shift(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is not available yet.")
-def q_multiply_shift_per_axis(*args: Any, **kwargs: Any) -> Any: ...
+q_multiply_shift: _Unavailable5
+q_multiply_shift_per_axis: _Unavailable5
 ramp = _ramp
 
 def reduce_absmax(buffer: Any, out: Any, dim: _int = -1, clear: _bool = True, batch: _int = 1, nan_propagate: _bool = False, annotations: Any = None) -> Any:
@@ -1715,8 +1516,7 @@ def reduce_prod(buffer: Any, out: Any, dim: _int = -1, clear: _bool = True, batc
         T.reduce_prod(acc, m, dim=1)   # (128, 128) -> (128,)
     """
 
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def ret(*args: Any, **kwargs: Any) -> Any: ...
+ret: _Unavailable0
 
 def rsqrt(x: Any, *, dtype: Any = None) -> _Expr:
     """rsqrt(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types.
@@ -1805,8 +1605,7 @@ def sqrt(x: Any, *, dtype: Any = None) -> _Expr:
         Y[i] = T.sqrt(X[i])
     """
 
-@_deprecated("Not available: is not available yet.")
-def start_profile_intrinsic(*args: Any, **kwargs: Any) -> Any: ...
+start_profile_intrinsic: _Unavailable5
 
 def stg128(dst: Any, value: Any, pred: Any = None) -> Any:
     """Store 128 bits (uint32x4) to global memory; nothing where pred is false.
@@ -1905,8 +1704,6 @@ def sync_all_warp() -> Any:
         T.sync_all_warp()
     """
 
-sync_blocks = _sync_blocks
-
 def syncthreads_and(pred: Any) -> _Var:
     """syncthreads_and over the block: int32.
 
@@ -1942,26 +1739,16 @@ def tanh(x: Any, *, dtype: Any = None) -> _Expr:
         Y[i] = T.tanh(X[i])
     """
 
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def tcgen05_after_thread_sync(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def tcgen05_before_thread_sync(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def tcgen05_cp_warpx4(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def tcgen05_gemm(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def tcgen05_gemm_blockscaled(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def tcgen05_gemm_sp(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def tcgen05_mma(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def tcgen05_mma_arrive(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def tcgen05_mma_blockscaled(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
-def tcgen05_sf_warp_transpose(*args: Any, **kwargs: Any) -> Any: ...
+tcgen05_after_thread_sync: _Unavailable2
+tcgen05_before_thread_sync: _Unavailable2
+tcgen05_cp_warpx4: _Unavailable2
+tcgen05_gemm: _Unavailable2
+tcgen05_gemm_blockscaled: _Unavailable2
+tcgen05_gemm_sp: _Unavailable2
+tcgen05_mma: _Unavailable2
+tcgen05_mma_arrive: _Unavailable2
+tcgen05_mma_blockscaled: _Unavailable2
+tcgen05_sf_warp_transpose: _Unavailable2
 tfloat32: dtype
 tfloat32x16: dtype
 tfloat32x2: dtype
@@ -1969,14 +1756,10 @@ tfloat32x32: dtype
 tfloat32x4: dtype
 tfloat32x64: dtype
 tfloat32x8: dtype
-@_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
-def tma_gather4(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
-def tma_gather4_bytes(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
-def tma_load_2sm(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
-def tma_scatter4(*args: Any, **kwargs: Any) -> Any: ...
+tma_gather4: _Unavailable4
+tma_gather4_bytes: _Unavailable4
+tma_load_2sm: _Unavailable4
+tma_scatter4: _Unavailable4
 
 def trunc(x: Any, *, dtype: Any = None) -> _Expr:
     """trunc(x); integers are returned as they are.  Exact.
@@ -1999,38 +1782,22 @@ def truncmod(a: Any, b: Any) -> _Expr:
         I[i] = T.truncmod(I[i], 3)
     """
 
-@_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
-def tvm_bmma_sync(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def tvm_call_cpacked(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def tvm_call_cpacked_lowered(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def tvm_call_packed(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def tvm_call_packed_lowered(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
-def tvm_fill_fragment(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
-def tvm_load_matrix_sync(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
-def tvm_mma_sync(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def tvm_stack_alloca(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def tvm_stack_make_array(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def tvm_stack_make_shape(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
-def tvm_store_matrix_sync(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def tvm_struct_get(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def tvm_struct_set(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def tvm_throw_last_error(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: host plumbing of another runtime, not available.")
-def tvm_tuple(*args: Any, **kwargs: Any) -> Any: ...
+tvm_bmma_sync: _Unavailable1
+tvm_call_cpacked: _Unavailable3
+tvm_call_cpacked_lowered: _Unavailable3
+tvm_call_packed: _Unavailable3
+tvm_call_packed_lowered: _Unavailable3
+tvm_fill_fragment: _Unavailable1
+tvm_load_matrix_sync: _Unavailable1
+tvm_mma_sync: _Unavailable1
+tvm_stack_alloca: _Unavailable3
+tvm_stack_make_array: _Unavailable3
+tvm_stack_make_shape: _Unavailable3
+tvm_store_matrix_sync: _Unavailable1
+tvm_struct_get: _Unavailable3
+tvm_struct_set: _Unavailable3
+tvm_throw_last_error: _Unavailable3
+tvm_tuple: _Unavailable3
 uint: dtype
 uint16: dtype
 uint16x16: dtype
@@ -2085,8 +1852,7 @@ def vectorized(start: Any, stop: Any = None, *, annotations: Any = None) -> _Loo
     """
 
 void: dtype
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def vscale(*args: Any, **kwargs: Any) -> Any: ...
+vscale: _Unavailable0
 
 def wait_eq(value: Any, expected: Any, peer: Any = -1, found: Any = None) -> Any:
     """Wait until an integer element is `expected`.
@@ -2195,8 +1961,7 @@ def warp_reduce_sum(value: Any) -> _Expr:
         total = T.warp_reduce_sum(X[i])
     """
 
-@_deprecated("Not available: is a raw form that is not available: T.wgmma_gemm, T.wait_wgmma and the barriers of T.alloc_barrier are.")
-def wgmma_gemm_sp(*args: Any, **kwargs: Any) -> Any: ...
+wgmma_gemm_sp: _Unavailable7
 def all(x: Any, axis: Any = None, keepdims: _bool = False) -> Any: """Whether all are true.  axis: an integer or several, None for all; keepdims: keep them with extent 1."""
 def amax(x: Any, axis: Any = None, keepdims: _bool = False) -> Any: """The greatest element that is not NaN; the least value of the type of no element.  axis: an integer or several, None for all; keepdims: keep them with extent 1."""
 def amin(x: Any, axis: Any = None, keepdims: _bool = False) -> Any: """The least element that is not NaN; the greatest value of the type of no element.  axis: an integer or several, None for all; keepdims: keep them with extent 1."""

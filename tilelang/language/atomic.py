@@ -223,3 +223,6 @@ def atomic_store(dst: Any, src: Any, memory_order: str = "seq_cst") -> Emitted:
               order=order)
     b.emit(Evaluate(op, span=b.here()))
     return EMITTED
+
+__all__ = ["atomic_add", "atomic_cas", "atomic_dec", "atomic_exch", "atomic_inc", "atomic_load", "atomic_or", "atomic_store",
+           "atomic_sub"]

@@ -271,3 +271,6 @@ def tvm_storage_sync(scope: str) -> Emitted:
                     hint="use 'shared' or 'warp'")
     ControlFlow(b).expr(call(rows[scope], (), "void", span=b.here()))
     return EMITTED
+
+__all__ = ["c2d_im2col", "dp4a", "get_let_value", "has_let_value", "im2col", "im2col_matrix", "tvm_storage_sync",
+           "vectorcombine", "vectorhigh", "vectorlow"]

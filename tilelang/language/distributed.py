@@ -427,3 +427,7 @@ def sync_barrier_gpu(barrier: Any) -> Emitted:
     """T.arrive_barrier_gpu, then T.wait_barrier_gpu."""
     arrive_barrier_gpu(barrier)
     return wait_barrier_gpu(barrier)
+
+__all__ = ["SymmTensor", "alloc_barrier_gpu", "arrive_barrier_gpu", "atom_add", "barrier_blocks", "fence_cta", "fence_gpu",
+           "fence_sys", "get_num_ranks", "get_rank", "init_barrier_gpu", "ld", "remote", "signal", "st", "sync_barrier_gpu",
+           "sync_blocks", "wait_barrier_gpu"]

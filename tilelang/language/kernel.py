@@ -536,3 +536,9 @@ def CUDASourceCodeKernel(*blocks: Any, threads: Any = None, source_code_or_path:
         frame.plan = ClusterKernel(*blocks, cluster_dims=cluster_dims, threads=threads).plan
     frame.source, frame.entry = text, entry_name
     return frame
+
+__all__ = ["CUDASourceCodeKernel", "KernelLaunchFrame", "WarpSpecialize", "annotate_min_blocks_per_sm", "get_block_binding",
+           "get_block_bindings", "get_block_extent", "get_block_extents", "get_cluster_dims", "get_cluster_extent",
+           "get_cluster_extents", "get_cluster_id", "get_cluster_ids", "get_cluster_size", "get_thread_binding",
+           "get_thread_bindings", "get_thread_extent", "get_thread_extents", "import_source", "launch_kernel",
+           "thread_binding", "use_swizzle", "ws"]

@@ -381,3 +381,8 @@ def prefetch_l2(A: Any, nbytes: Any) -> Emitted:
         raise error("extern-argument", f"T.prefetch_l2 needs an element in global memory, found {describe(A)}",
                     expected="an element of a tensor")
     return emit_call("prefetch_l2", (AddressOf(A.buffer, A.indices), convert(nbytes)))
+
+__all__ = ["Else", "Then", "activemask", "all_sync", "any_sync", "ballot", "ballot_sync", "buffer_store", "clock", "clock64",
+           "evaluate", "get_lane_idx", "get_warp_group_idx", "get_warp_idx", "get_warp_idx_sync", "globaltimer",
+           "match_all_sync", "match_any_sync", "named_barrier_arrive", "prefetch_l2", "ptx_commit_group", "ptx_wait_group",
+           "shuffle_elect", "sync_grid", "sync_threads", "sync_warp", "thread_return"]

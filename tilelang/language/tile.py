@@ -373,3 +373,6 @@ class _Callable(types.ModuleType):
 
 
 sys.modules[__name__].__class__ = _Callable
+
+__all__ = ["GemmWarpPolicy", "async_copy", "clear", "copy", "cummax", "cummin", "cumprod", "cumsum", "fill", "gemm", "reduce",
+           "reduce_abssum", "reduce_sum", "transpose"]

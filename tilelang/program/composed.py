@@ -209,3 +209,7 @@ def quantised(weights: Any, scales: Any, format: str = "int4", zeros: Any = None
 
     w = cast(w.reshape(shape), s.dtype)
     return (w if zeros is None else w - spread(broadcast_to(cast(zeros, s.dtype), *s.shape))) * spread(s)
+
+
+__all__ = ["conv", "cross_entropy", "gelu", "group_norm", "layer_norm", "leaky_relu", "log_softmax", "logsumexp", "norm",
+           "quantised", "relu", "rms_norm", "silu", "softmax", "softplus", "square", "tril", "triu"]

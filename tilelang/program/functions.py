@@ -591,3 +591,8 @@ def matmul(a: Any, b: Any, dtype: Any = None) -> Tensor:
         terms.append("".join(letters[first + k] for k in kept) + own)
         operands.append(reshape(t, (*(lead[k] for k in kept), *t.shape[len(lead):])))
     return einsum(f"{terms[0]},{terms[1]}->{letters}{m}{n}", *operands, dtype=dtype)
+
+
+__all__ = ["argsort", "broadcast_to", "concat", "einsum", "flatten", "full", "iota", "matmul", "mean", "one_hot", "ones",
+           "pad", "power", "roll", "sort", "split", "squeeze", "stack", "std", "swapaxes", "take_along", "topk", "unsqueeze",
+           "windows", "zeros", "zeros_like"]
