@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 import pytest
 
-from tilelang.library import dequant_matmul, flash_attention, flash_decode, matmul
+from tilelang.library import dequant_matmul, flash_attention, flash_decode, flex_attention, grouped_matmul, matmul
 from tilelang.library.agreement import Disjoint, overlap
 from tilelang.library.arrays import maker
 
@@ -221,3 +221,23 @@ def test_what_a_call_leaves_behind_holds_no_tensor_of_it(call):
     del a
     gc.collect()
     assert seen() is None
+
+
+GAPS = {"bias": (lambda x: matmul(torch.ones(3, 4), torch.ones(4, 5), bias=x), torch.arange(5.0)),
+        "scales": (lambda x: matmul(*(torch.ones(n, 256).to(torch.float8_e4m3fn) for n in (8, 128)), transpose_b=True,
+                                    scale_a=x, scale_b=torch.ones(1, 2)), torch.arange(16.0).reshape(8, 2)),
+        "sizes": (lambda x: grouped_matmul(torch.arange(20.0).reshape(5, 4), torch.arange(24.0).reshape(2, 4, 3), x),
+                  torch.tensor([2, 3], dtype=torch.int32)),
+        "scores": (lambda x: flex_attention(*torch.ones(3, 1, 6, 2, 16), score_mod=lambda s, b, h, i, j, t: s + t[i, j],
+                                            tensors=(x,), return_lse=True)[1], torch.arange(36.0).reshape(6, 6) / 36)}
+
+
+@pytest.mark.parametrize("name", GAPS)
+def test_small_tensors_with_gaps_were_an_error_of_a_kernel(name):
+    call, x = GAPS[name]
+    wide = torch.zeros(*(2 * n for n in x.shape), dtype=x.dtype)
+    gaps = wide[tuple(slice(None, None, 2) for _ in x.shape)]
+    gaps.copy_(x)
+    torch.testing.assert_close(call(gaps), call(x))
+    turned, plain = (x.mT.contiguous().mT, x) if x.ndim > 1 else (x[:1].expand(x.shape), x[:1].repeat(len(x)))
+    torch.testing.assert_close(call(turned), call(plain))

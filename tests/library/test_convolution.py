@@ -107,6 +107,17 @@ def test_arguments_that_do_not_go_together(given, words):
         conv2d(**{"x": x, "weight": w, **given})
 
 
+@pytest.mark.parametrize("size, features, options", [((1, 5), 8, {"stride": 2, "padding": (1, 0)}), ((4, 4), 0, {}),
+                                                     ((1, 1), 8, {"stride": 3, "padding": 1})])
+def test_nothing_but_padding_and_no_features_had_no_result_or_any_gradient(size, features, options):
+    import torch
+
+    x, w = torch.randn(2, *size, 3, requires_grad=True), torch.randn(features, 1, 1, 3, requires_grad=True)
+    y = conv2d(x, w, **options)
+    assert not y.any() and y.shape[3] == features
+    assert not any(g.any() for g in torch.autograd.grad(y.sum(), (x, w)))
+
+
 def test_no_images():
     x, w = np.zeros((0, 5, 5, 3), np.float32), np.zeros((4, 3, 3, 3), np.float32)
     assert conv2d(x, w).shape == (0, 3, 3, 4)

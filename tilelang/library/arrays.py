@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import dtype, numpy_dtype
+from tilelang.target.machine import MAX_GRID
+
+SEQUENCES = MAX_GRID[2] // 2  # of a launch: some kernels have two blocks for each along z, or more for a plan
 
 
 def is_numpy(x: Any) -> bool:
@@ -108,6 +111,26 @@ def in_chunks(run: Callable[..., Any], most: int, *whole: Any) -> None:
         return
     for first in range(0, n, most):
         run(*(x if x is None else x[first:first + most] for x in whole))
+
+
+def by_sequences(run: Callable[..., None], results: int) -> Callable[..., None]:
+    """The function run(*arguments, *results) of so many results, for at most SEQUENCES sequences of the first argument at a
+    time. Tensors of three dimensions and more have a sequence first; of others all pieces read, and results are sums."""
+    def call(*args: Any) -> None:
+        n = args[0].shape[0]
+        if n <= SEQUENCES:
+            run(*args)
+            return
+        for first in range(0, n, SEQUENCES):
+            piece = [x[first:first + SEQUENCES] if getattr(x, "ndim", 0) > 2 else x for x in args]
+            sums = [k for k in range(len(args) - results, len(args)) if args[k].ndim < 3] if first else []
+            for k in sums:
+                piece[k] = empty(args[k], tuple(args[k].shape), type_name(args[k]))
+            run(*piece)
+            for k in sums:
+                args[k][...] += piece[k]
+
+    return call
 
 
 def empty(like: Any, shape: tuple[int, ...], element: str) -> Any:

@@ -20,7 +20,8 @@ from typing import Any, ClassVar
 import tilelang.language as T
 from tilelang.errors import error
 
-from .attention.flex_attention import BlockMask, ScoreMod, flex_attention, state_of
+from .arrays import SEQUENCES
+from .attention.flex_attention import BlockMask, ScoreMod, counted_from, flex_attention, in_pieces, state_of
 from .attention.inputs import check_scale, with_whole_heads
 from .attention.online import Reduce, traced
 from .attention.online_attention import entered, online_attention
@@ -160,6 +161,9 @@ class AttentionEngine:
                                                              layout=layout, target=target), q, k, v, factor)
         if whole is not None:
             return whole
+        if len(q.shape) == 4 and q.shape[0] > SEQUENCES:
+            return in_pieces(lambda q, k, v, first, mask: AttentionEngine(self._func, counted_from(self._score, first))(
+                q, k, v, block_mask=mask, tensors=tensors, scale=scale, layout=layout, target=target), q, k, v, block_mask)
         return online_attention(self._key, q, k, v, block_mask, tuple(tensors), factor, layout, target)
 
 

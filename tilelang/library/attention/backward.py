@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
+from itertools import count, product
 from math import ceil
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..caches import Cache, Prepared, enter, known
 from ..place import Place, dynamic_shapes
 from .backward_kernels import dense_backward, packed_backward
 from .build import any_sizes, symbolic, symbolic_functions, symbolic_strides
-from .dropout import check_dropout
+from .dropout import check_dropout, seed_of_piece
 from .form import DROPPING, FACTS, LOG2E, PLAIN, AttentionForm, BackwardForm, ScoreFunctions, Tile
 from .inputs import UNIT, check_alike, check_scale, check_tensors, fast_kernel, running_on, strides_of
 from .problem import AttentionProblem, Mask, Sizes, attention_problem, opened
@@ -106,7 +106,7 @@ def _prepare(tensors: dict[str, Any], target: Any, deterministic: bool | None, *
     given = {**{n: tensors.get(n) for n in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "sinks")}, "out": None}
     p = opened(attention_problem(given, at.target.is_gpu, with_lse=tensors["grad_lse"] is not None, dynamic=dynamic_shapes(),
                                  unit=UNIT, **options), at, "backward", deterministic, most=OWN_QUERIES)
-    if not p.packed and p.sizes.batch > MAX_GRID[2] and not p.drop:
+    if not p.packed and p.sizes.batch > MAX_GRID[2]:
         make = [maker(q, s, p.dtype) for s in p.shapes[:3]] + [maker(q, (p.sizes.heads,), p.accum)] * p.sinks
         return Prepared(_by_chunks(target, deterministic, options), lambda: tuple(m() for m in make), scale=p.default_scale)
     return prepared(p, tensors, at, deterministic, PLAIN if p.packed or not p.drop else DROPPING)
@@ -115,9 +115,11 @@ def _prepare(tensors: dict[str, Any], target: Any, deterministic: bool | None, *
 def _by_chunks(target: Any, deterministic: bool | None, options: dict[str, Any]) -> Callable[..., None]:
     """A function as `prepared` gives it, for more sequences than a grid has blocks along z."""
     def run(arrays: tuple[Any, ...], scale: float, made: tuple[Any, ...], extra: Any = None) -> None:
+        number = count()
+
         def some(*cut: Any) -> None:
-            found = gradients((*cut[:7], *arrays[7:]), target=target, deterministic=deterministic,
-                              **{**options, "scale": scale})
+            found = gradients((*cut[:7], *arrays[7:10], seed_of_piece(arrays[10], next(number))), target=target,
+                              deterministic=deterministic, **{**options, "scale": scale})
             for x, g in zip(cut[7:], found):
                 x[...] = g
             for x, g in zip(made[3:], found[3:]):  # of sinks

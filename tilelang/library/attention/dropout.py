@@ -27,6 +27,7 @@ from .inputs import device_of
 
 _REPEATS, _FACTORS, _STEPS = 7, (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 LEVELS = 256
+_PIECE = 0x9E3779B97F4A7C15  # far from the differences between seeds of users
 
 
 def words(seed: Any, counter: tuple[Any, Any, Any, Any]) -> list[Any]:
@@ -86,6 +87,11 @@ def stays(Kept: Any, i: Any, j: Any, of_keys: bool = False) -> Any:
     lanes, rest = (query // 2 % 2 * 16 + key % 2 * 2, query % 2 * 8) if of_keys else (query % 4 * 8, key % 2 * 2)
     word = Kept[at[::-1] if of_keys else at] >> T.cast(lanes, "uint32")
     return (word >> T.cast(rest + query // 8 % 2 * 4 + key // 8 % 2, "uint32")) & T.uint32(1) != T.uint32(0)
+
+
+def seed_of_piece(seed: Any, number: int) -> Any:
+    """The seed of a launch for some sequences of a call, whose kernel counts them from 0."""
+    return seed if seed is None or number == 0 else seed + ((number * _PIECE + 2**63) % 2**64 - 2**63)
 
 
 def check_dropout(dropout: Any, seed: Any, q: Any) -> tuple[int, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from tilelang.errors import error
@@ -18,7 +19,7 @@ from ..caches import Cache, Prepared, enter, known
 from ..place import Place, dynamic_shapes, target_text
 from .backward import gradients
 from .build import attention_kernel, plan_attention, tiles_to_time
-from .dropout import check_dropout
+from .dropout import check_dropout, seed_of_piece
 from .flash_decode import NAMES as decode_names, prepare as prepare_decode
 from .form import Tile
 from .inputs import UNIT, check_disjoint, check_scale, check_tensors, running_on, with_whole_heads
@@ -140,7 +141,7 @@ def _prepare(tensors: dict[str, Any], target: Any, tune: bool | None, **options:
     q, out = tensors["q"], tensors["out"]
     at = running_on(q, target)
     problem = attention_problem(tensors, at.target.is_gpu, **options, dynamic=dynamic_shapes(), unit=UNIT)
-    if not problem.packed and problem.sizes.batch > MAX_GRID[2] and not problem.drop:
+    if not problem.packed and problem.sizes.batch > MAX_GRID[2]:
         return Prepared(_by_chunks(target, tune, options), maker(q, problem.shapes[3], problem.dtype),
                         maker(q, problem.lse_shape, problem.accum), problem.default_scale,
                         None if out is None else Disjoint(out, [tensors[n] for n in "qkv"]))
@@ -158,8 +159,10 @@ def _prepare(tensors: dict[str, Any], target: Any, tune: bool | None, **options:
 def _by_chunks(target: Any, tune: bool | None, options: dict[str, Any]) -> Callable[..., None]:
     """A function as _run gives it, for more sequences than a grid has blocks along z."""
     def run(arrays: tuple[Any, ...], scale: float, out: Any, lse: Any) -> None:
-        in_chunks(lambda q, k, v, out, lse: attend((q, k, v, *arrays[3:]), (out, lse), target=target, tune=tune,
-                                                  **{**options, "scale": scale}), MAX_GRID[2], *arrays[:3], out, lse)
+        number = count()
+        in_chunks(lambda q, k, v, out, lse: attend(
+            (q, k, v, *arrays[3:6], seed_of_piece(arrays[6], next(number))), (out, lse), target=target, tune=tune,
+            **{**options, "scale": scale}), MAX_GRID[2], *arrays[:3], out, lse)
 
     return run
 

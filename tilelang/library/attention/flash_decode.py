@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from ..agreement import Disjoint
-from ..arrays import compact, compact_copy, maker
+from ..arrays import SEQUENCES, compact, compact_copy, in_chunks, maker
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place
 from .build import decode_kernel
@@ -296,7 +296,7 @@ def decode_plan(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_table
     """
     tensors = dict(zip(NAMES, (q, k_cache, v_cache, lengths, block_table, None)))
     p, machine, at = _checked(tensors, target, window=window, splits=None, with_lse=False)
-    if p.empty:
+    if p.empty or p.sizes.batch > SEQUENCES:  # several launches, each with a plan that it needs
         return None
     return planned_division(machine, p.sizes, *tile_and_caches(p, machine), p.window, at).make_plan(lengths)
 
@@ -314,11 +314,31 @@ def prepare(tensors: dict[str, Any], target: Any, tune: bool | None, scale: Any,
     """Check the arguments, and find or compile their kernel. tensors, options: as decode_problem takes them."""
     problem, machine, at = _checked(tensors, target, **options)
     q, k, v, *_, out = tensors.values()
+    if problem.sizes.batch > SEQUENCES:
+        return Prepared(_by_sequences(target, tune, options["window"], options["splits"]),
+                        maker(q, problem.shape, problem.dtype), maker(q, problem.lse_shape, "float32"), problem.default_scale,
+                        None if out is None else Disjoint(out, (q, k, v)))
     tuned = not problem.empty and problem.kv_dtype == problem.dtype and plan is None and at.tuned(tune, q)
     choice = _tuned(problem, machine, tensors, scale, at) if tuned else None
     return Prepared(_run(problem, machine, at, q, choice, plan), maker(q, problem.shape, problem.dtype),
                     maker(q, problem.lse_shape, "float32"), problem.default_scale,
                     None if out is None else Disjoint(out, (q, k, v)), tuned is None)
+
+
+def _by_sequences(target: Any, tune: bool | None, window: int | None, splits: int | None) -> Callable[..., None]:
+    """A function as _run gives it, for more sequences than a launch takes."""
+    def run(arrays: tuple[Any, ...], scales: tuple[float, float], out: Any, lse: Any, plan: None = None) -> None:
+        _, k, v, _, table = arrays
+
+        def some(q: Any, lengths: Any, out: Any, lse: Any, table: Any, k: Any = k, v: Any = v) -> None:
+            found = flash_decode(q, k, v, lengths, block_table=table, scale=scales[0], v_scale=scales[1], window=window,
+                                 splits=splits, return_lse=lse is not None, out=out, target=target, tune=tune)
+            if lse is not None:
+                lse[...] = found[1]
+
+        in_chunks(some, SEQUENCES, arrays[0], arrays[3], out, lse, table, *(() if table is not None else (k, v)))
+
+    return run
 
 
 def _run(problem: DecodeProblem, machine: Machine, at: Place, like: Any, choice: tuple[Tile, int] | None,

@@ -15,7 +15,7 @@ from tilelang.errors import error
 from tilelang.ir import Binary, Call, Cast, Const, Expr, Var, const, dtype, substitute
 from tilelang.jit.captured import Captured, Token
 
-from ..arrays import compact_copy, empty, is_numpy, maker, type_name, zeros
+from ..arrays import SEQUENCES, compact_copy, contiguous, empty, is_numpy, maker, type_name, zeros
 from ..autograd import Function, Numbered, Results, Step, direct
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place, target_text
@@ -236,7 +236,7 @@ def create_block_mask(mask_mod: ScoreMod, seq_q: int, seq_k: int, *, batch: int 
 
 def _listed(codes: np.ndarray) -> np.ndarray:
     """The list of each row of blocks."""
-    blocks = np.zeros((*codes.shape[:3], 2 + int((codes > 0).sum(-1).max(initial=0))), np.int32)
+    blocks = np.zeros((*codes.shape[:3], 2 + int((codes > 0).sum(-1).max(initial=1))), np.int32)
     for at in np.ndindex(*codes.shape[:3]):
         whole, shown = np.flatnonzero(codes[at] == 1), np.flatnonzero(codes[at] == 2)
         blocks[at][:2 + len(whole) + len(shown)] = [len(whole) + len(shown), len(whole), *whole, *shown]
@@ -273,6 +273,10 @@ def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None,
         target=target), q, k, v, scale)
     if whole is not None:
         return whole
+    if len(q.shape) == 4 and q.shape[0] > SEQUENCES:
+        return in_pieces(lambda q, k, v, first, mask: flex_attention(
+            q, k, v, score_mod=counted_from(score_mod, first), block_mask=mask, tensors=tensors, scale=scale,
+            return_lse=return_lse, layout=layout, target=target), q, k, v, block_mask)
     read, shown = tuple(tensors), () if block_mask is None else block_mask.tensors
     read += tuple(x for x in shown if not any(x is y for y in read))
     uses = tuple(range(len(tensors))), tuple(next(n for n, y in enumerate(read) if y is x) for x in shown)
@@ -288,6 +292,29 @@ def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None,
     number = _number(watched(score_mod), uses, mask + "")
     found = _FUNCTION(q, k, v, *read, *[None] * (MOST_TENSORS - len(read)), *lists, number, scale, layout, target_text(target))
     return found if return_lse else found[0]
+
+
+def in_pieces(call: Callable[..., Any], q: Any, k: Any, v: Any, mask: BlockMask | None) -> Any:
+    """The result of more sequences than a launch takes: of call(q, k, v, number of the first sequence, mask) for pieces."""
+    found = []
+    if mask is not None:
+        check_state(mask)
+    for first in range(0, q.shape[0], SEQUENCES):
+        cut, shown = slice(first, first + SEQUENCES), None
+        if mask is not None:
+            lists = [x if x is None or x.shape[0] == 1 else x[cut] for x in (mask.blocks, mask.columns)]
+            shown = BlockMask.made(counted_from(mask.mask_mod, first, 0), mask.sizes, mask.block, lists[0], mask.tensors,
+                                   lists[1])
+        found.append(call(q[cut], k[cut], v[cut], first, shown))
+    join = np.concatenate if is_numpy(q) else sys.modules["torch"].cat
+    return tuple(map(join, zip(*found))) if isinstance(found[0], tuple) else join(found)
+
+
+def counted_from(function: ScoreMod | None, first: int, place: int = 1) -> ScoreMod | None:
+    """A function of scores or a mask whose argument `place`, the number of a sequence, counts from `first`."""
+    if function is None or first == 0:
+        return function
+    return lambda *args: function(*args[:place], args[place] + first, *args[place + 1:])
 
 
 def attend(qkv: tuple[Any, Any, Any], read: tuple[Any, ...], uses: tuple[tuple[int, ...], tuple[int, ...]],
@@ -329,7 +356,7 @@ def _prepare(qkv: tuple[Any, Any, Any], read: tuple[Any, ...], uses: tuple[tuple
             out[...], lse[...] = 0, -math.inf
         else:
             arrays = (compact_copy(x) if c else x for x, c in zip(qkv, p.copied))
-            kernel(*arrays, no_lists if lists is None else lists, *read, *unused, out, lse)
+            kernel(*arrays, no_lists if lists is None else lists, *map(contiguous, read), *unused, out, lse)
 
     return Prepared(run, maker(q, p.shapes[3], p.dtype), maker(q, p.lse_shape if p.with_lse else (1,), "float32"))
 
@@ -450,7 +477,7 @@ def _backward(q: Any, k: Any, v: Any, out: Any, lse: Any, *rest: Any) -> None:
         answer = enter(_GRADIENTS, (*arrays, *read, rows, columns), key, prepared(p, tensors, at, None, functions))
     none = [empty(q, (1, 1, 1, 1), "int32")] * 2 if rows is None else [rows, columns]
     answer.run(arrays, answer.scale if scale is None else scale, tuple(results),
-               (*none, *read, *[empty(q, (1,), "float32")] * (MOST_TENSORS - len(read))))
+               (*none, *map(contiguous, read), *[empty(q, (1,), "float32")] * (MOST_TENSORS - len(read))))
 
 
 def _results(q: Any, k: Any, v: Any, *rest: Any) -> Results:

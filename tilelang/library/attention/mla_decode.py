@@ -9,7 +9,7 @@ from typing import Any
 from tilelang.errors import error
 
 from ..agreement import Disjoint
-from ..arrays import aligned, compact, compact_copy, copied_to, is_numpy, maker, strides, type_name
+from ..arrays import SEQUENCES, aligned, compact, compact_copy, copied_to, in_chunks, is_numpy, maker, strides, type_name
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place
 from .build import decode_kernel
@@ -105,6 +105,9 @@ def _prepare(tensors: dict[str, Any], dim_v: int, plan: MlaPlan | None, target: 
     q, cache = tensors["q"], tensors["kv_cache"]
     at, batch, rows = running_on(q, target), int(q.shape[0]), f.heads
     divides, workspace = planned(f, at), list[Callable[[], Any]]()
+    if batch > SEQUENCES and (not divides or f.kv_dtype != f.dtype and rows <= _FEW):
+        return Prepared(_by_sequences(dim_v, target), maker(q, (*q.shape[:-1], dim_v), f.dtype), maker(
+            q, tuple(q.shape[:-1]) if q.ndim == 3 else (batch, q.shape[2], q.shape[1]), "float32"), q.shape[-1]**-0.5)
     if divides and f.kv_dtype != f.dtype and batch and 0 < rows <= _FEW:
         return _narrow(f, at, *tensors.values())
     if divides:
@@ -127,6 +130,19 @@ def _prepare(tensors: dict[str, Any], dim_v: int, plan: MlaPlan | None, target: 
         kernel(q.reshape(batch, rows, -1), cache, table, lengths, *scales, *given, result.reshape(batch, rows, dim_v), logs)
 
     return Prepared(run, maker(q, (*q.shape[:-1], dim_v), f.dtype), maker(q, (batch, rows), "float32"), q.shape[-1]**-0.5)
+
+
+def _by_sequences(dim_v: int, target: Any) -> Callable[..., None]:
+    """A function as _prepare gives it, for more sequences than a launch takes."""
+    def run(arrays: tuple[Any, ...], scales: tuple[float, float], plan: MlaPlan | None, result: Any, logs: Any) -> None:
+        def some(q: Any, lengths: Any, result: Any, logs: Any, table: Any, cache: Any = arrays[1]) -> None:
+            _, logs[...] = mla_decode(q, cache, lengths, dim_v=dim_v, block_table=table, scale=scales[0] / scales[1],
+                                      kv_scale=scales[1], return_lse=True, out=result, target=target)
+
+        q, cache, lengths, table = arrays
+        in_chunks(some, SEQUENCES, q, lengths, result, logs, table, *(() if table is not None else (cache,)))
+
+    return run
 
 
 def _narrow(f: MlaForm, at: Place, q: Any, cache: Any, lengths: Any, table: Any, out: Any) -> Prepared:

@@ -7,7 +7,7 @@ from typing import Any
 import tilelang.language as T
 from tilelang.errors import error
 
-from ..arrays import accumulator, compact_copy, empty, is_numpy, type_name, zeros
+from ..arrays import accumulator, by_sequences, compact_copy, empty, is_numpy, type_name, zeros
 from ..autograd import Function, Results, Step
 from ..place import Place, target_text
 from .backward import gradients
@@ -199,7 +199,7 @@ def prefill_attention(form: tuple[tuple[int, ...], str, bool, tuple[int, int, in
 
 _INPUTS, _OPTIONS = "Tensor q, Tensor k, Tensor k_rope, Tensor v", "bool causal, float? scale"
 _FUNCTION = Function(
-    "mla_prefill", Step(f"{_INPUTS}, {_OPTIONS}, bool dynamic, str? target", _results, _forward, 2),
+    "mla_prefill", Step(f"{_INPUTS}, {_OPTIONS}, bool dynamic, str? target", _results, by_sequences(_forward, 2), 2),
     Step(f"{_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}, str? target, Tensor? grad_out, Tensor? grad_lse",
-         lambda *args: [(tuple(x.shape), type_name(x)) for x in args[:4]], _backward, 4),
+         lambda *args: [(tuple(x.shape), type_name(x)) for x in args[:4]], by_sequences(_backward, 4), 4),
     lambda needs, args, made: (*args[:4], *made, *args[4:6], args[7]), (0, 1, 2, 3), visible=2)

@@ -15,7 +15,7 @@ import tilelang.language as T
 
 from tilelang.ir import Const, Expr, substitute
 
-from ..arrays import compact, compact_copy, empty, is_numpy, maker, type_name, zeros
+from ..arrays import compact, compact_copy, contiguous, empty, is_numpy, maker, type_name, zeros
 from ..autograd import Function, Numbered, Results, Step
 from ..caches import Cache, Prepared, enter, known
 from ..place import target_text
@@ -81,7 +81,7 @@ def _beside(q: Any, arrays: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
     """(lists of the mask, tensors of functions) that kernels get, with unused ones."""
     first, second, rows, columns = arrays
     return ([empty(q, (1, 1, 1, 1), "int32") if x is None else x for x in (rows, columns)],
-            [empty(q, (1,), "float32") if x is None else x for x in (first, second)])
+            [empty(q, (1,), "float32") if x is None else contiguous(x) for x in (first, second)])
 
 
 def _forward(q: Any, k: Any, v: Any, *rest: Any) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilelang.errors import error
 
-from ..arrays import capturing, contiguous, copied_to, empty, filled, is_numpy, place, settled, type_name
+from ..arrays import SEQUENCES, capturing, contiguous, copied_to, empty, filled, in_chunks, is_numpy, place, settled, type_name
 from ..caches import Cache
 from ..place import Place
 from .inputs import UNIT, check_gradient, check_scale, check_tensors, device_of, fast_kernel, running_on
@@ -60,9 +60,14 @@ def sparse_mla(q: Any, kv: Any, indices: Any, counts: Any = None, *, dim_v: int 
         else:
             kernel = plain_kernel(at, f)
         counts = _filled(indices, queries, most) if counts is None else counts
-        kernel(*(contiguous(x) for x in (
-            q, kv.reshape(1, *kv.shape), indices if most else _filled(indices, queries, -1).reshape(queries, 1), counts)),
-            scale, 1.0, *outputs)
+        keys = kv.reshape(1, *kv.shape)
+        q, keys, indices, counts = (contiguous(x) for x in (
+            q, keys, indices if most else _filled(indices, queries, -1).reshape(queries, 1), counts))
+        if outputs[0] is out:
+            in_chunks(lambda q, indices, counts, *made: kernel(q, keys, indices, counts, scale, 1.0, *made), SEQUENCES,
+                      q, indices, counts, *outputs)
+        else:
+            kernel(q, keys, indices, counts, scale, 1.0, *outputs)
     return (out, logs) if return_lse else out
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from tilelang.target.machine import MAX_GRID
 
 from ..agreement import Disjoint, magnitude
-from ..arrays import aligned, empty, fresh, in_chunks, strided, zeros
+from ..arrays import aligned, compact, compact_copy, empty, fresh, in_chunks, strided, strides, zeros
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place, dynamic_shapes
 from .build import planned_run
@@ -110,8 +110,10 @@ def _run(p: MatmulProblem, at: Place, tensors: dict[str, Any], tune: bool, again
         return run
     # Wide loads need a first element at a multiple of 16 bytes; strides of kernels are not negative.
     loose = [not strided(x) or at.target.is_gpu and not aligned(x) for x in (a, b)]
-    if any(loose):
-        return lambda a, b, *others: again(*(fresh(x) if copied else x for x, copied in zip((a, b), loose)), *others)
+    bent = [n not in ("a", "b", "out") and x is not None and strides(x) != compact(tuple(x.shape)) for n, x in tensors.items()]
+    if any(loose + bent):
+        return lambda a, b, *others: again(*(fresh(x) if copied else x for x, copied in zip((a, b), loose)),
+                                           *(compact_copy(x) if copied else x for x, copied in zip(others, bent[2:])))
     check_target(p, at.target)
     if not tune:
         if p.groups and not p.dynamic:

@@ -22,7 +22,8 @@ import tilelang.language as T
 from tilelang.errors import error
 from tilelang.ir import const
 
-from ..arrays import accumulator, compact, compact_copy, contiguous, empty, is_numpy, padded, strides, sum_into, type_name
+from ..arrays import (accumulator, by_sequences, compact, compact_copy, contiguous, empty, is_numpy, padded, strides, sum_into,
+                      type_name)
 from ..attention.form import LOG2E
 from ..attention.inputs import UNIT, device_of, fast_kernel, running_on, strides_of
 from ..autograd import Function, Results, Step, untraced
@@ -307,6 +308,6 @@ def _shapes(q: Any, k: Any, v: Any, log_decay: Any, scale: float, target: Any, w
 
 
 _ARGUMENTS = "Tensor q, Tensor k, Tensor v, Tensor? log_decay, float scale, str? target"
-_FUNCTION = Function("linear_attention", Step(_ARGUMENTS, _results, _forward),
-                     Step(f"{_ARGUMENTS}, bool wanted, Tensor? grad", _shapes, _backward, 4),
+_FUNCTION = Function("linear_attention", Step(_ARGUMENTS, _results, by_sequences(_forward, 1)),
+                     Step(f"{_ARGUMENTS}, bool wanted, Tensor? grad", _shapes, by_sequences(_backward, 4), 4),
                      lambda needs, args, made: (*args, bool(needs[3])), (0, 1, 2, 3))

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilelang.errors import error, register
 
-from ..arrays import accumulator, contiguous, empty, padded, sum_into, type_name, zeros
+from ..arrays import accumulator, by_sequences, contiguous, empty, padded, sum_into, type_name, zeros
 from ..attention.inputs import check_double, check_like, fast_kernel, fitting_kernel, running_on
 from ..autograd import Function, Results, Step, untraced
 from ..place import Place, target_text
@@ -179,8 +179,9 @@ def _check(name: str, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, initial
 
 def _function(name: str) -> Function:
     given = "Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor beta, Tensor? initial, float? scale, str? target"
-    forward = Step(given, partial(_results, name), partial(_run, name), 2)
-    backward = Step(f"{given}, Tensor? dout, Tensor? dlast", partial(_gradient_results, name), partial(_gradient, name), 6)
+    forward = Step(given, partial(_results, name), by_sequences(partial(_run, name), 2), 2)
+    backward = Step(f"{given}, Tensor? dout, Tensor? dlast", partial(_gradient_results, name),
+                    by_sequences(partial(_gradient, name), 6), 6)
     return Function(name, forward, backward, lambda needs, given, made: given, tuple(range(6)), visible=2)
 
 

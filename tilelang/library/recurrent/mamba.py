@@ -23,7 +23,7 @@ import tilelang.language as T
 
 from tilelang.errors import error
 
-from ..arrays import accumulator, contiguous, empty, filled, is_numpy, padded, sum_into, type_name, zeros
+from ..arrays import accumulator, by_sequences, contiguous, empty, filled, is_numpy, padded, sum_into, type_name, zeros
 from ..attention.form import LOG2E
 from ..attention.inputs import check_double, check_like, fast_kernel, fitting_kernel, running_on
 from ..autograd import Function, Results, Step, untraced
@@ -187,8 +187,8 @@ def _gradient(*args: Any) -> None:
 
 
 _GIVEN = "Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor? d, Tensor? initial, str? target"
-MAMBA2 = Function("mamba2", Step(_GIVEN, _results, _run, 2),
-                  Step(f"{_GIVEN}, Tensor? dy, Tensor? dlast", _gradient_results, _gradient, 7),
+MAMBA2 = Function("mamba2", Step(_GIVEN, _results, by_sequences(_run, 2), 2),
+                  Step(f"{_GIVEN}, Tensor? dy, Tensor? dlast", _gradient_results, by_sequences(_gradient, 7), 7),
                   lambda needs, given, made: given, tuple(range(7)), visible=2)
 
 

@@ -24,7 +24,7 @@ from tilelang.errors import error
 from tilelang.ir import dtype
 from tilelang.target.machine import MAX_GRID
 
-from ..arrays import accumulator, contiguous, empty, in_chunks, type_name, zeros
+from ..arrays import accumulator, contiguous, empty, in_chunks, type_name
 from ..attention.inputs import running_on
 from ..autograd import Function, Results, Step
 from ..gemm.kernels import chosen
@@ -172,7 +172,9 @@ def _gathered(at: Place, b: Blocks, x: Any) -> Any:
 
 def _run(x: Any, weight: Any, stride: list[int], padding: list[int], dilation: list[int], target: str | None, y: Any) -> None:
     f, at = _form(x, weight, stride, padding, dilation), running_on(x, target)
-    if 0 not in y.shape:
+    if not f.reaches:
+        y[...] = 0
+    elif 0 not in y.shape:
         if found := in_blocks(f, at):
             f, *blocks = found
             x, weight = (_gathered(at, b, t) for b, t in zip(blocks, (x, weight)))
@@ -195,13 +197,15 @@ def _gradient(x: Any, weight: Any, needs: list[bool], stride: list[int], padding
     f, at, dy = _form(x, weight, stride, padding, dilation), running_on(x, target), contiguous(dy)
     dx, dw = (empty(x, tuple(t.shape) if need else (0,), f.kind) for t, need in zip((x, weight), needs))
     rows = x.shape[0] * f.out[0] * f.out[1]
-    if needs[0] and rows and f.features:
+    if not rows or not f.features or not f.reaches:
+        for t in (dx, dw):
+            t[...] = 0
+        return dx, dw
+    if needs[0]:
         g = tiled(f, at, power(x.shape[0]) * f.out[0] * f.out[1], True)
         kernel, w = at.kernel(image_gradient, g, cluster=g.tile.cluster or None), _matrix(f, weight)
         in_chunks(lambda dy, dx: kernel(dy, w, dx), _images(g, f.image[:2]), dy, dx)
-    if needs[1] and not rows:
-        dw = zeros(x, tuple(weight.shape), f.kind)
-    elif needs[1]:
+    if needs[1]:
         whole, found = dw, in_blocks(f, at)
         if found:
             f, images, weights = found
@@ -257,6 +261,12 @@ class ConvForm(NamedTuple):
         h, w = ((self.image[d] + 2 * self.pad[d] + self.behind[d] - self.dilation[d] * (self.kernel[d] - 1) - 1)
                 // self.stride[d] + 1 for d in (0, 1))
         return h, w
+
+    @property
+    def reaches(self) -> bool:
+        """Whether any window has a pixel that is not padding."""
+        return all(any(0 <= at * self.stride[d] + tap * self.dilation[d] - self.pad[d] < self.image[d]
+                       for at in range(self.out[d]) for tap in range(self.kernel[d])) for d in (0, 1))
 
     @property
     def around(self) -> Any:
