@@ -285,7 +285,7 @@ def decode_plan(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_table
     Arguments: those of the calls that use the plan, as for flash_decode.  Of the tensors only `lengths` are read, by a kernel:
     nothing waits for the host, and the call can be captured in a CUDA graph.  Layers whose shapes, types or windows differ need
     plans of their own.  Sequences that are longer than others are divided, so that all blocks end at about the same time.
-    Returns None where there is nothing to compute.
+    Returns None where there is nothing to compute, and for more than 32,767 sequences, which take several launches.
 
     Raises attention-argument, attention-shape, attention-option.
 
