@@ -256,7 +256,7 @@ void k(const float* x, h* out, int n, h v) {
 def test_a_store_under_a_guarded_condition_was_lost_by_the_compiler(chip: str) -> None:
     """A constant into an array in registers, where the condition reads memory that is itself guarded; right without `tested`
     from clang with llvm-project pull 183792 on."""
-    from tilelang.codegen.hip.prelude import sections
+    from tilelang.codegen.hip.printer import sections
 
     hidden = "#define TL_DEVICE inline __attribute__((device, always_inline))\nnamespace tl {" + sections()["tested"] + "}\n"
     kernel = isa_elf.read(isa_hip.objects(chip, hidden + LOST))["k"]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.codegen.cuda.printer import print_kernel
-from tilelang.codegen.cuda.prelude import sections
+from tilelang.codegen.cuda.printer import sections
 from tilelang.codegen.device.types import type_name
 from tilelang.ir import Buffer
 from tilelang.target.instructions import function_name

@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from handmade import at, evaluate, gemm, kernel, local, ramp, serial, shared, tensor, thread_vars, unrolled
 
 from tilelang.codegen.cuda.printer import print_kernel
-from tilelang.codegen.cuda.prelude import sections
+from tilelang.codegen.cuda.printer import sections
 from tilelang.runtime import nvrtc, sass
 from tilelang.target import INTRINSICS
 from tilelang.target.mma import MMA_ROWS

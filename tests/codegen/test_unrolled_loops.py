@@ -3,7 +3,7 @@
 import pytest
 
 import tilelang.language as T
-from tilelang.codegen.device.statements import MOST_COPIES
+from tilelang.codegen.device.printer import MOST_COPIES
 from tilelang.codegen.cuda import print_kernel
 from tilelang.library.gemm.kernels import Form, gemm
 from tilelang.library.gemm.tile import Tile

@@ -10,7 +10,7 @@ import tilelang
 import tilelang.language as T
 from tilelang.codegen.device.page import Page
 from tilelang.codegen.device.types import TYPES
-from tilelang.codegen.hip.prelude import available, kernel_header, sections
+from tilelang.codegen.hip.printer import available, kernel_header, sections
 from tilelang.jit.requests import make_request
 from tilelang.runtime.hip_compiler import compile_hsaco
 from tilelang.target.hip import HIP_CHIPS
