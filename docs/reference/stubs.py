@@ -64,12 +64,18 @@ def parameters(value: Any) -> str:
 
 
 def function(name: str, value: Any) -> str:
-    """One function that is made at run time, with its documentation."""
+    """One function that is made at run time, with its documentation.
+
+    An example that stores one call in an element, which tables make for functions of values, is left to help(): the signature
+    says it."""
     returns = inspect.signature(value).return_annotation
     result = "Any" if returns is inspect.Signature.empty else _type(returns)
-    doc = inspect.getdoc(value) or ""
-    body = f' """{doc}"""' if "\n" not in doc else "\n" + textwrap.indent(f'"""{doc}\n"""', "    ")
-    return f"def {name}({parameters(value)}) -> {result}:{body if doc else ' ...'}\n"
+    line, doc = f"def {name}({parameters(value)}) -> {result}:", inspect.getdoc(value) or ""
+    own = re.sub(r"\n\nExample:\n    [A-Z]\[\S*\] = T\.\w+\([^#]*\)\Z", "", doc)
+    body = f' """{own}"""' if "\n" not in own else "\n" + textwrap.indent(f'"""{own}\n"""', "    ")
+    if own != doc and len(line + body) > 128 and "\n" not in own:
+        body = f'\n    """{own}"""'
+    return f"{line}{body if doc else ' ...'}\n"
 
 
 def by_number(name: str, value: Any) -> str:

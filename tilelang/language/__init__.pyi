@@ -350,97 +350,41 @@ WarpSpecializeFrame = _WarpSpecializeFrame
 While = _While
 
 def __cos(x: Any, *, dtype: Any = None) -> _Expr:
-    """__cos(x), in the type of x (integers are not accepted).  In float32 off by at most 4.2e-07 for -3.14 <= x <= 3.14; results below 2**-126 may be zero.
-
-    Example:
-        Y[i] = T.__cos(X[i])
-    """
+    """__cos(x), in the type of x (integers are not accepted).  In float32 off by at most 4.2e-07 for -3.14 <= x <= 3.14; results below 2**-126 may be zero."""
 
 def __exp(x: Any, *, dtype: Any = None) -> _Expr:
-    """__exp(x), in the type of x (integers are not accepted).  In float32 off by at most 2.5 + 1.173 |x| units in the last place; results below 2**-126 may be zero.
-
-    Example:
-        Y[i] = T.__exp(X[i])
-    """
+    """__exp(x), in the type of x (integers are not accepted).  In float32 off by at most 2.5 + 1.173 |x| units in the last place; results below 2**-126 may be zero."""
 
 def __exp10(x: Any, *, dtype: Any = None) -> _Expr:
-    """__exp10(x), in the type of x (integers are not accepted).  In float32 off by at most 2.5 + 2.97 |x| units in the last place; results below 2**-126 may be zero.
+    """__exp10(x), in the type of x (integers are not accepted).  In float32 off by at most 2.5 + 2.97 |x| units in the last place; results below 2**-126 may be zero."""
 
-    Example:
-        Y[i] = T.__exp10(X[i])
-    """
-
-def __ffs(v: Any) -> _Expr:
-    """__ffs of an integer.
-
-    Example:
-        I[i] = T.__ffs(I[i])
-    """
-
+def __ffs(v: Any) -> _Expr: """__ffs of an integer."""
 __ldg = ___ldg
 
 def __log(x: Any, *, dtype: Any = None) -> _Expr:
-    """__log(x), in the type of x (integers are not accepted).  In float32 off by at most 3.6e-07 for 0.5 <= x <= 2, else by at most 3.5 units in the last place; results below 2**-126 may be zero.
-
-    Example:
-        Y[i] = T.__log(X[i])
-    """
+    """__log(x), in the type of x (integers are not accepted).  In float32 off by at most 3.6e-07 for 0.5 <= x <= 2, else by at most 3.5 units in the last place; results below 2**-126 may be zero."""
 
 def __log10(x: Any, *, dtype: Any = None) -> _Expr:
-    """__log10(x), in the type of x (integers are not accepted).  In float32 off by at most 1.2e-07 for 0.5 <= x <= 2, else by at most 3.5 units in the last place; results below 2**-126 may be zero.
-
-    Example:
-        Y[i] = T.__log10(X[i])
-    """
+    """__log10(x), in the type of x (integers are not accepted).  In float32 off by at most 1.2e-07 for 0.5 <= x <= 2, else by at most 3.5 units in the last place; results below 2**-126 may be zero."""
 
 def __log2(x: Any, *, dtype: Any = None) -> _Expr:
-    """__log2(x), in the type of x (integers are not accepted).  In float32 off by at most 2.4e-07 for 0.5 <= x <= 2, else by at most 2.5 units in the last place; results below 2**-126 may be zero.
-
-    Example:
-        Y[i] = T.__log2(X[i])
-    """
+    """__log2(x), in the type of x (integers are not accepted).  In float32 off by at most 2.4e-07 for 0.5 <= x <= 2, else by at most 2.5 units in the last place; results below 2**-126 may be zero."""
 
 def __sin(x: Any, *, dtype: Any = None) -> _Expr:
-    """__sin(x), in the type of x (integers are not accepted).  In float32 off by at most 3.6e-07 for -3.14 <= x <= 3.14; results below 2**-126 may be zero.
-
-    Example:
-        Y[i] = T.__sin(X[i])
-    """
+    """__sin(x), in the type of x (integers are not accepted).  In float32 off by at most 3.6e-07 for -3.14 <= x <= 3.14; results below 2**-126 may be zero."""
 
 def __tan(x: Any, *, dtype: Any = None) -> _Expr:
-    """__tan(x), in the type of x (integers are not accepted).  In float32 off by at most 1.9e-06 for -1 <= x <= 1; results below 2**-126 may be zero.
+    """__tan(x), in the type of x (integers are not accepted).  In float32 off by at most 1.9e-06 for -1 <= x <= 1; results below 2**-126 may be zero."""
 
-    Example:
-        Y[i] = T.__tan(X[i])
-    """
-
-def abs2(*x: Any) -> _Expr:
-    """abs2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2.
-
-    Example:
-        Y[0:2] = T.abs2(X[0:2])
-    """
+def abs2(*x: Any) -> _Expr: """abs2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2."""
 
 def acos(x: Any, *, dtype: Any = None) -> _Expr:
-    """acos(x), in the type of x (integers are not accepted).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
-
-    Example:
-        Y[i] = T.acos(X[i])
-    """
+    """acos(x), in the type of x (integers are not accepted).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
 
 def acosh(x: Any, *, dtype: Any = None) -> _Expr:
-    """acosh(x), in the type of x (integers are not accepted).  At most 4.5 units in the last place from the exact result in float32, 3.5 in float64, 0.51 in narrower types.
+    """acosh(x), in the type of x (integers are not accepted).  At most 4.5 units in the last place from the exact result in float32, 3.5 in float64, 0.51 in narrower types."""
 
-    Example:
-        Y[i] = T.acosh(X[i])
-    """
-
-def add2(*x: Any) -> _Expr:
-    """add2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2.
-
-    Example:
-        Y[0:2] = T.add2(X[0:2], X[2:4])
-    """
+def add2(*x: Any) -> _Expr: """add2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2."""
 
 def all_of(buffer_or_region: Any) -> _Expr:
     """Whether all of the elements of a buffer or region hold, seen by each thread: bool.
@@ -474,39 +418,19 @@ anylist_setitem_call_packed: _Unavailable3
 arg: _Unavailable0
 
 def asin(x: Any, *, dtype: Any = None) -> _Expr:
-    """asin(x), in the type of x (integers are not accepted).  At most 3 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
-
-    Example:
-        Y[i] = T.asin(X[i])
-    """
+    """asin(x), in the type of x (integers are not accepted).  At most 3 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
 
 def asinh(x: Any, *, dtype: Any = None) -> _Expr:
-    """asinh(x), in the type of x (integers are not accepted).  At most 3.5 units in the last place from the exact result in float32, 3.5 in float64, 0.51 in narrower types.
-
-    Example:
-        Y[i] = T.asinh(X[i])
-    """
+    """asinh(x), in the type of x (integers are not accepted).  At most 3.5 units in the last place from the exact result in float32, 3.5 in float64, 0.51 in narrower types."""
 
 def atan(x: Any, *, dtype: Any = None) -> _Expr:
-    """atan(x), in the type of x (integers are not accepted).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
-
-    Example:
-        Y[i] = T.atan(X[i])
-    """
+    """atan(x), in the type of x (integers are not accepted).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
 
 def atan2(a: Any, b: Any) -> _Expr:
-    """atan2(a, b), in their promoted float type.  At most 3.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
-
-    Example:
-        Y[i] = T.atan2(X[i], Y[i])
-    """
+    """atan2(a, b), in their promoted float type.  At most 3.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
 
 def atanh(x: Any, *, dtype: Any = None) -> _Expr:
-    """atanh(x), in the type of x (integers are not accepted).  At most 3.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
-
-    Example:
-        Y[i] = T.atanh(X[i])
-    """
+    """atanh(x), in the type of x (integers are not accepted).  At most 3.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
 
 def atomic_addx2(dst: Any, value: Any, return_prev: _bool = False) -> Any:
     """Add 2 consecutive values atomically, each on its own; return_prev: the old values as a vector.
@@ -595,28 +519,9 @@ bfloat16x32: dtype
 bfloat16x4: dtype
 bfloat16x64: dtype
 bfloat16x8: dtype
-
-def bitwise_and(a: Any, b: Any) -> _Expr:
-    """`bitand` of two values.
-
-    Example:
-        I[i] = T.bitwise_and(I[i], 3)
-    """
-
-def bitwise_or(a: Any, b: Any) -> _Expr:
-    """`bitor` of two values.
-
-    Example:
-        I[i] = T.bitwise_or(I[i], 3)
-    """
-
-def bitwise_xor(a: Any, b: Any) -> _Expr:
-    """`bitxor` of two values.
-
-    Example:
-        I[i] = T.bitwise_xor(I[i], 3)
-    """
-
+def bitwise_and(a: Any, b: Any) -> _Expr: """`bitand` of two values."""
+def bitwise_or(a: Any, b: Any) -> _Expr: """`bitor` of two values."""
+def bitwise_xor(a: Any, b: Any) -> _Expr: """`bitxor` of two values."""
 block_name_suffix_context: _Unavailable0
 bool: dtype
 boolean: dtype
@@ -655,44 +560,22 @@ call_packed: _Unavailable3
 call_packed_lowered: _Unavailable3
 cast = _cast
 cdiv = ceildiv
-
-def ceil(x: Any, *, dtype: Any = None) -> _Expr:
-    """ceil(x); integers are returned as they are.  Exact.
-
-    Example:
-        Y[i] = T.ceil(X[i])
-    """
-
+def ceil(x: Any, *, dtype: Any = None) -> _Expr: """ceil(x); integers are returned as they are.  Exact."""
 clc_get_first_ctaid_x: _Unavailable4
 clc_get_first_ctaid_y: _Unavailable4
 clc_get_first_ctaid_z: _Unavailable4
 clc_is_canceled: _Unavailable4
 clc_try_cancel: _Unavailable4
 clc_try_cancel_multicast: _Unavailable4
-
-def clz(x: Any) -> _Expr:
-    """clz of an integer.
-
-    Example:
-        I[i] = T.clz(I[i])
-    """
-
+def clz(x: Any) -> _Expr: """clz of an integer."""
 compute_gmma_descriptor: _Unavailable1
 compute_umma_descriptor: _Unavailable2
 
 def cos(x: Any, *, dtype: Any = None) -> _Expr:
-    """cos(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
-
-    Example:
-        Y[i] = T.cos(X[i])
-    """
+    """cos(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
 
 def cosh(x: Any, *, dtype: Any = None) -> _Expr:
-    """cosh(x), in the type of x (integers are not accepted).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types.
-
-    Example:
-        Y[i] = T.cosh(X[i])
-    """
+    """cosh(x), in the type of x (integers are not accepted).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types."""
 
 deallocate_tmem: _Unavailable2
 double: dtype
@@ -700,48 +583,24 @@ end_profile_intrinsic: _Unavailable5
 env_thread: _Unavailable0
 
 def erf(x: Any, *, dtype: Any = None) -> _Expr:
-    """erf(x), in the type of x (integers are not accepted).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
-
-    Example:
-        Y[i] = T.erf(X[i])
-    """
+    """erf(x), in the type of x (integers are not accepted).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
 
 def exp(x: Any, *, dtype: Any = None) -> _Expr:
-    """exp(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types.
-
-    Example:
-        Y[i] = T.exp(X[i])
-    """
+    """exp(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types."""
 
 def exp10(x: Any, *, dtype: Any = None) -> _Expr:
-    """exp10(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
-
-    Example:
-        Y[i] = T.exp10(X[i])
-    """
+    """exp10(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
 
 def exp2(x: Any, *, dtype: Any = None) -> _Expr:
-    """exp2(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types.
-
-    Example:
-        Y[i] = T.exp2(X[i])
-    """
+    """exp2(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types."""
 
 fabs = _fabs
 
 def fast_exp2(x: Any, *, dtype: Any = None) -> _Expr:
-    """fast_exp2(x), in the type of x (integers: float32).  In float32 off by at most 4.5 units in the last place; results below 2**-126 may be zero.
-
-    Example:
-        Y[i] = T.fast_exp2(X[i])
-    """
+    """fast_exp2(x), in the type of x (integers: float32).  In float32 off by at most 4.5 units in the last place; results below 2**-126 may be zero."""
 
 def fast_rcp(x: Any, *, dtype: Any = None) -> _Expr:
-    """fast_rcp(x), in the type of x (integers: float32).  In float32 off by at most 1.5 units in the last place; results below 2**-126 may be zero.
-
-    Example:
-        Y[i] = T.fast_rcp(X[i])
-    """
+    """fast_rcp(x), in the type of x (integers: float32).  In float32 off by at most 1.5 units in the last place; results below 2**-126 may be zero."""
 
 def fcollect(dest: Any, source: Any, nbytes: Any) -> Any:
     """All PEs together, by each executing thread: `nbytes` bytes of each PE, one PE after another, go to all PEs.
@@ -873,42 +732,11 @@ float8_e8m0fnux32: dtype
 float8_e8m0fnux4: dtype
 float8_e8m0fnux64: dtype
 float8_e8m0fnux8: dtype
-
-def floor(x: Any, *, dtype: Any = None) -> _Expr:
-    """floor(x); integers are returned as they are.  Exact.
-
-    Example:
-        Y[i] = T.floor(X[i])
-    """
-
-def floordiv(a: Any, b: Any) -> _Expr:
-    """`floordiv` of two values.
-
-    Example:
-        I[i] = T.floordiv(I[i], 3)
-    """
-
-def floormod(a: Any, b: Any) -> _Expr:
-    """`floormod` of two values.
-
-    Example:
-        I[i] = T.floormod(I[i], 3)
-    """
-
-def fma2(*x: Any) -> _Expr:
-    """fma2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2.
-
-    Example:
-        Y[0:2] = T.fma2(X[0:2], X[2:4], X[4:6])
-    """
-
-def fmod(a: Any, b: Any) -> _Expr:
-    """fmod(a, b), in their promoted float type.  Exact.
-
-    Example:
-        Y[i] = T.fmod(X[i], Y[i])
-    """
-
+def floor(x: Any, *, dtype: Any = None) -> _Expr: """floor(x); integers are returned as they are.  Exact."""
+def floordiv(a: Any, b: Any) -> _Expr: """`floordiv` of two values."""
+def floormod(a: Any, b: Any) -> _Expr: """`floormod` of two values."""
+def fma2(*x: Any) -> _Expr: """fma2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2."""
+def fmod(a: Any, b: Any) -> _Expr: """fmod(a, b), in their promoted float type.  Exact."""
 func_name: _Unavailable0
 func_ret: _Unavailable0
 get_active_lane_mask: _Unavailable0
@@ -1023,68 +851,16 @@ half: dtype
 handle: PointerFactory
 
 def hypot(a: Any, b: Any) -> _Expr:
-    """hypot(a, b), in their promoted float type.  At most 3.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
+    """hypot(a, b), in their promoted float type.  At most 3.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
 
-    Example:
-        Y[i] = T.hypot(X[i], Y[i])
-    """
-
-def ieee_add(*x: Any, y: _str = 'rn') -> _Expr:
-    """IEEE add with a given rounding mode (rn, rz, ru, rd).
-
-    Example:
-        Y[i] = T.ieee_add(X[i], Y[i])
-    """
-
-def ieee_fdiv(*x: Any, y: _str = 'rn') -> _Expr:
-    """IEEE fdiv with a given rounding mode (rn, rz, ru, rd).
-
-    Example:
-        Y[i] = T.ieee_fdiv(X[i], Y[i])
-    """
-
-def ieee_fmaf(*x: Any, y: _str = 'rn') -> _Expr:
-    """IEEE fmaf with a given rounding mode (rn, rz, ru, rd).
-
-    Example:
-        Y[i] = T.ieee_fmaf(X[i], Y[i], 1.0)
-    """
-
-def ieee_frcp(*x: Any, rounding_mode: _str = 'rn') -> _Expr:
-    """IEEE frcp with a given rounding mode (rn, rz, ru, rd).
-
-    Example:
-        Y[i] = T.ieee_frcp(X[i])
-    """
-
-def ieee_frsqrt(*x: Any, rounding_mode: _str = 'rn') -> _Expr:
-    """IEEE frsqrt with a given rounding mode (rn, rz, ru, rd).
-
-    Example:
-        Y[i] = T.ieee_frsqrt(X[i])
-    """
-
-def ieee_fsqrt(*x: Any, rounding_mode: _str = 'rn') -> _Expr:
-    """IEEE fsqrt with a given rounding mode (rn, rz, ru, rd).
-
-    Example:
-        Y[i] = T.ieee_fsqrt(X[i])
-    """
-
-def ieee_mul(*x: Any, y: _str = 'rn') -> _Expr:
-    """IEEE mul with a given rounding mode (rn, rz, ru, rd).
-
-    Example:
-        Y[i] = T.ieee_mul(X[i], Y[i])
-    """
-
-def ieee_sub(*x: Any, y: _str = 'rn') -> _Expr:
-    """IEEE sub with a given rounding mode (rn, rz, ru, rd).
-
-    Example:
-        Y[i] = T.ieee_sub(X[i], Y[i])
-    """
-
+def ieee_add(*x: Any, y: _str = 'rn') -> _Expr: """IEEE add with a given rounding mode (rn, rz, ru, rd)."""
+def ieee_fdiv(*x: Any, y: _str = 'rn') -> _Expr: """IEEE fdiv with a given rounding mode (rn, rz, ru, rd)."""
+def ieee_fmaf(*x: Any, y: _str = 'rn') -> _Expr: """IEEE fmaf with a given rounding mode (rn, rz, ru, rd)."""
+def ieee_frcp(*x: Any, rounding_mode: _str = 'rn') -> _Expr: """IEEE frcp with a given rounding mode (rn, rz, ru, rd)."""
+def ieee_frsqrt(*x: Any, rounding_mode: _str = 'rn') -> _Expr: """IEEE frsqrt with a given rounding mode (rn, rz, ru, rd)."""
+def ieee_fsqrt(*x: Any, rounding_mode: _str = 'rn') -> _Expr: """IEEE fsqrt with a given rounding mode (rn, rz, ru, rd)."""
+def ieee_mul(*x: Any, y: _str = 'rn') -> _Expr: """IEEE mul with a given rounding mode (rn, rz, ru, rd)."""
+def ieee_sub(*x: Any, y: _str = 'rn') -> _Expr: """IEEE sub with a given rounding mode (rn, rz, ru, rd)."""
 ignore_loop_partition: _Unavailable0
 index_map: _Unavailable0
 init: _Unavailable0
@@ -1212,76 +988,28 @@ def lds64(*src: Any) -> Any:
 llvm_lookup_intrinsic_id: _Unavailable3
 
 def log(x: Any, *, dtype: Any = None) -> _Expr:
-    """log(x), in the type of x (integers: float32).  At most 3 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types.
-
-    Example:
-        Y[i] = T.log(X[i])
-    """
+    """log(x), in the type of x (integers: float32).  At most 3 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types."""
 
 def log10(x: Any, *, dtype: Any = None) -> _Expr:
-    """log10(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
-
-    Example:
-        Y[i] = T.log10(X[i])
-    """
+    """log10(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
 
 def log1p(x: Any, *, dtype: Any = None) -> _Expr:
-    """log1p(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types.
-
-    Example:
-        Y[i] = T.log1p(X[i])
-    """
+    """log1p(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types."""
 
 def log2(x: Any, *, dtype: Any = None) -> _Expr:
-    """log2(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types.
-
-    Example:
-        Y[i] = T.log2(X[i])
-    """
+    """log2(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types."""
 
 long: dtype
 lookup_param: _Unavailable0
 make_blockscaled_gemm_layout: _Unavailable2
-
-def max2(*x: Any) -> _Expr:
-    """max2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2.
-
-    Example:
-        Y[0:2] = T.max2(X[0:2], X[2:4])
-    """
-
-def min2(*x: Any) -> _Expr:
-    """min2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2.
-
-    Example:
-        Y[0:2] = T.min2(X[0:2], X[2:4])
-    """
-
+def max2(*x: Any) -> _Expr: """max2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2."""
+def min2(*x: Any) -> _Expr: """min2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2."""
 mma_fill: _Unavailable1
 mma_gemm_blockscaled: _Unavailable2
 mma_store: _Unavailable1
-
-def mul2(*x: Any) -> _Expr:
-    """mul2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2.
-
-    Example:
-        Y[0:2] = T.mul2(X[0:2], X[2:4])
-    """
-
-def nearbyint(x: Any, *, dtype: Any = None) -> _Expr:
-    """nearbyint(x); integers are returned as they are.  Exact.
-
-    Example:
-        Y[i] = T.nearbyint(X[i])
-    """
-
-def popcount(x: Any) -> _Expr:
-    """popcount of an integer.
-
-    Example:
-        I[i] = T.popcount(I[i])
-    """
-
+def mul2(*x: Any) -> _Expr: """mul2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2."""
+def nearbyint(x: Any, *, dtype: Any = None) -> _Expr: """nearbyint(x); integers are returned as they are.  Exact."""
+def popcount(x: Any) -> _Expr: """popcount of an integer."""
 ptr: PointerFactory
 ptx_cp_async_bulk: _Unavailable6
 ptx_mma_block_scale: _Unavailable1
@@ -1519,11 +1247,7 @@ def reduce_prod(buffer: Any, out: Any, dim: _int = -1, clear: _bool = True, batc
 ret: _Unavailable0
 
 def rsqrt(x: Any, *, dtype: Any = None) -> _Expr:
-    """rsqrt(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types.
-
-    Example:
-        Y[i] = T.rsqrt(X[i])
-    """
+    """rsqrt(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types."""
 
 def serial(start: Any, stop: Any = None, step: Any = None, *, annotations: Any = None) -> _Loop[_Var]:
     """Sequential loop, executed by every thread: `for i in T.serial(n)`; bounds as Python's range.
@@ -1561,50 +1285,20 @@ def shfl_xor(value: Any, delta: Any, width: _int = 32, mask: Any = 4294967295) -
         x = T.shfl_xor(X[i], 16)
     """
 
-def shift_left(x: Any, y: Any) -> _Expr:
-    """`shl` of two values.
-
-    Example:
-        I[i] = T.shift_left(I[i], 3)
-    """
-
-def shift_right(x: Any, y: Any) -> _Expr:
-    """`shr` of two values.
-
-    Example:
-        I[i] = T.shift_right(I[i], 3)
-    """
-
+def shift_left(x: Any, y: Any) -> _Expr: """`shl` of two values."""
+def shift_right(x: Any, y: Any) -> _Expr: """`shr` of two values."""
 short: dtype
 
 def sigmoid(x: Any, *, dtype: Any = None) -> _Expr:
-    """sigmoid(x), in the type of x (integers: float32).  At most 5 units in the last place from the exact result in float32, 4 in float64, 0.51 in narrower types.
-
-    Example:
-        Y[i] = T.sigmoid(X[i])
-    """
+    """sigmoid(x), in the type of x (integers: float32).  At most 5 units in the last place from the exact result in float32, 4 in float64, 0.51 in narrower types."""
 
 def sin(x: Any, *, dtype: Any = None) -> _Expr:
-    """sin(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
-
-    Example:
-        Y[i] = T.sin(X[i])
-    """
+    """sin(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
 
 def sinh(x: Any, *, dtype: Any = None) -> _Expr:
-    """sinh(x), in the type of x (integers are not accepted).  At most 3.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
+    """sinh(x), in the type of x (integers are not accepted).  At most 3.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
 
-    Example:
-        Y[i] = T.sinh(X[i])
-    """
-
-def sqrt(x: Any, *, dtype: Any = None) -> _Expr:
-    """sqrt(x), in the type of x (integers: float32).  Correctly rounded.
-
-    Example:
-        Y[i] = T.sqrt(X[i])
-    """
-
+def sqrt(x: Any, *, dtype: Any = None) -> _Expr: """sqrt(x), in the type of x (integers: float32).  Correctly rounded."""
 start_profile_intrinsic: _Unavailable5
 
 def stg128(dst: Any, value: Any, pred: Any = None) -> Any:
@@ -1670,12 +1364,7 @@ def sts64(*dst: Any) -> Any:
         T.sts64(A_s[tx, 0], T.ldg64(A[bx, tx * 16]))
     """
 
-def sub2(*x: Any) -> _Expr:
-    """sub2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2.
-
-    Example:
-        Y[0:2] = T.sub2(X[0:2], X[2:4])
-    """
+def sub2(*x: Any) -> _Expr: """sub2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2."""
 
 def sync_all() -> Any:
     """Wait until all PEs have come, by each executing thread: what they stored in their own memory is seen.
@@ -1726,18 +1415,10 @@ def syncthreads_or(pred: Any) -> _Var:
     """
 
 def tan(x: Any, *, dtype: Any = None) -> _Expr:
-    """tan(x), in the type of x (integers are not accepted).  At most 4.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
-
-    Example:
-        Y[i] = T.tan(X[i])
-    """
+    """tan(x), in the type of x (integers are not accepted).  At most 4.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
 
 def tanh(x: Any, *, dtype: Any = None) -> _Expr:
-    """tanh(x), in the type of x (integers are not accepted).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
-
-    Example:
-        Y[i] = T.tanh(X[i])
-    """
+    """tanh(x), in the type of x (integers are not accepted).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
 
 tcgen05_after_thread_sync: _Unavailable2
 tcgen05_before_thread_sync: _Unavailable2
@@ -1760,28 +1441,9 @@ tma_gather4: _Unavailable4
 tma_gather4_bytes: _Unavailable4
 tma_load_2sm: _Unavailable4
 tma_scatter4: _Unavailable4
-
-def trunc(x: Any, *, dtype: Any = None) -> _Expr:
-    """trunc(x); integers are returned as they are.  Exact.
-
-    Example:
-        Y[i] = T.trunc(X[i])
-    """
-
-def truncdiv(a: Any, b: Any) -> _Expr:
-    """`truncdiv` of two values.
-
-    Example:
-        I[i] = T.truncdiv(I[i], 3)
-    """
-
-def truncmod(a: Any, b: Any) -> _Expr:
-    """`truncmod` of two values.
-
-    Example:
-        I[i] = T.truncmod(I[i], 3)
-    """
-
+def trunc(x: Any, *, dtype: Any = None) -> _Expr: """trunc(x); integers are returned as they are.  Exact."""
+def truncdiv(a: Any, b: Any) -> _Expr: """`truncdiv` of two values."""
+def truncmod(a: Any, b: Any) -> _Expr: """`truncmod` of two values."""
 tvm_bmma_sync: _Unavailable1
 tvm_call_cpacked: _Unavailable3
 tvm_call_cpacked_lowered: _Unavailable3
