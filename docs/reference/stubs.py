@@ -66,16 +66,25 @@ def parameters(value: Any) -> str:
 def function(name: str, value: Any) -> str:
     """One function that is made at run time, with its documentation.
 
-    An example that stores one call in an element, which tables make for functions of values, is left to help(): the signature
-    says it."""
+    Two examples are left to help(): one that stores a call in an element, which tables make for functions of values, and that
+    of a form of another function, to which its documentation refers."""
     returns = inspect.signature(value).return_annotation
     result = "Any" if returns is inspect.Signature.empty else _type(returns)
     line, doc = f"def {name}({parameters(value)}) -> {result}:", inspect.getdoc(value) or ""
     own = re.sub(r"\n\nExample:\n    [A-Z]\[\S*\] = T\.\w+\([^#]*\)\Z", "", doc)
+    if any(parameters(other) == parameters(value) for other in _referred(doc)):
+        own = doc.partition("\n\nExample:\n")[0]
     body = f' """{own}"""' if "\n" not in own else "\n" + textwrap.indent(f'"""{own}\n"""', "    ")
     if own != doc and len(line + body) > 128 and "\n" not in own:
         body = f'\n    """{own}"""'
     return f"{line}{body if doc else ' ...'}\n"
+
+
+def _referred(doc: str) -> list[Any]:
+    """The functions of the language to which documentation refers for operands."""
+    import tilelang.language as T
+
+    return [getattr(T, n) for n in re.findall(r"\bas T\.(\w+)", doc.partition("\n\nExample:\n")[0])]
 
 
 def by_number(name: str, value: Any) -> str:

@@ -456,9 +456,6 @@ def atomic_and(dst: Any, value: Any, memory_order: _str | None = None, return_pr
     """dst &= value, atomically, by each executing thread.
 
     dst, value, memory_order, return_prev: as T.atomic_or.  Raises what T.atomic_or raises.
-
-    Example:
-        T.atomic_and(I[i // 32], ~(1 << (i % 32)))
     """
 
 def atomic_max(dst: Any, value: Any, memory_order: _str | None = None, return_prev: _bool = False, annotations: Any = None) -> Any:
@@ -487,9 +484,6 @@ def atomic_xor(dst: Any, value: Any, memory_order: _str | None = None, return_pr
     """dst ^= value, atomically, by each executing thread.
 
     dst, value, memory_order, return_prev: as T.atomic_or.  Raises what T.atomic_or raises.
-
-    Example:
-        T.atomic_xor(I[i // 32], 1 << (i % 32))
     """
 
 axis: _Unavailable0
@@ -497,19 +491,13 @@ axis: _Unavailable0
 def barrier_all_block() -> Any:
     """Wait until all PEs have come, by all threads of the block: their puts are complete.
 
-    One block of a PE calls it at a time; the launch becomes cooperative.  Raises nvshmem-missing on CUDA.
-
-    Example:
-        T.barrier_all_block()
+    Its operands and errors are as T.sync_all has them.
     """
 
 def barrier_all_warp() -> Any:
     """Wait until all PEs have come, by the lanes of each executing warp: their puts are complete.
 
-    One block of a PE calls it at a time; the launch becomes cooperative.  Raises nvshmem-missing on CUDA.
-
-    Example:
-        T.barrier_all_warp()
+    Its operands and errors are as T.sync_all has them.
     """
 
 bfloat16: dtype
@@ -531,11 +519,7 @@ broadcast = _broadcast
 def broadcast_block(dest: Any, source: Any, nbytes: Any, root: Any) -> Any:
     """All PEs together, by all threads of the block: `nbytes` bytes of PE `root`, go to all PEs.
 
-    One block of a PE calls it at a time; the launch becomes cooperative.  dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
-    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
-
-    Example:
-        T.broadcast_block(S[0], S[32], 64, 0)
+    Its operands and errors are as T.broadcast_warp has them.
     """
 
 def broadcast_warp(dest: Any, source: Any, nbytes: Any, root: Any) -> Any:
@@ -615,21 +599,13 @@ def fcollect(dest: Any, source: Any, nbytes: Any) -> Any:
 def fcollect_block(dest: Any, source: Any, nbytes: Any) -> Any:
     """All PEs together, by all threads of the block: `nbytes` bytes of each PE, one PE after another, go to all PEs.
 
-    One block of a PE calls it at a time; the launch becomes cooperative.  dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
-    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
-
-    Example:
-        T.fcollect_block(S[0], S[64], 64)
+    Its operands and errors are as T.fcollect has them.
     """
 
 def fcollect_warp(dest: Any, source: Any, nbytes: Any) -> Any:
     """All PEs together, by the lanes of each executing warp: `nbytes` bytes of each PE, one PE after another, go to all PEs.
 
-    One block of a PE calls it at a time; the launch becomes cooperative.  dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
-    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
-
-    Example:
-        T.fcollect_warp(S[0], S[64], 64)
+    Its operands and errors are as T.fcollect has them.
     """
 
 float: dtype
@@ -744,10 +720,10 @@ get_active_lane_mask: _Unavailable0
 def get_block(src: Any, dst: Any, size: Any, src_pe: Any = -1, unroll_factor: _int = 4, enable_aggressive_vectorize: _bool = False) -> Any:
     """Copy `size` consecutive elements from another rank, by all threads of the block.
 
-    src, dst: the first elements, of row-major tensors of one type in global memory; the one on the other rank is a
-    T.SymmTensor.
-    src_pe: that rank, -1 for this one.  unroll_factor: vectors of 16 bytes that a thread has loaded before it stores.
-    enable_aggressive_vectorize: no effect; accesses are as wide as the addresses allow.  Raises signal-operand, not-symmetric.
+    src, dst: the first elements, of
+    row-major tensors of one type in global memory; the one on the other rank is a T.SymmTensor.  src_pe: that rank, -1 for this
+    one.  unroll_factor: vectors of 16 bytes that a thread has loaded before it stores.  enable_aggressive_vectorize: no effect;
+    accesses are as wide as the addresses allow.  Raises signal-operand, not-symmetric.
 
     Example:
         T.get_block(S[bx * 128], X[bx * 128], 128, src_pe=1)
@@ -759,13 +735,7 @@ get_pe_num = get_num_ranks
 def get_warp(src: Any, dst: Any, size: Any, src_pe: Any = -1, unroll_factor: _int = 4, enable_aggressive_vectorize: _bool = False) -> Any:
     """Copy `size` consecutive elements from another rank, by the lanes of each executing warp.
 
-    src, dst: the first elements, of row-major tensors of one type in global memory; the one on the other rank is a
-    T.SymmTensor.
-    src_pe: that rank, -1 for this one.  unroll_factor: vectors of 16 bytes that a thread has loaded before it stores.
-    enable_aggressive_vectorize: no effect; accesses are as wide as the addresses allow.  Raises signal-operand, not-symmetric.
-
-    Example:
-        T.get_warp(S[bx * 128], X[bx * 128], 128, src_pe=1)
+    src, dst: as T.get_block, and so is all else.
     """
 
 def getmem(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
@@ -781,51 +751,31 @@ def getmem(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
 def getmem_block(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
     """Copy `nbytes` consecutive bytes from PE `pe`, by all threads of the block.  dest is there when it returns.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
-    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
-
-    Example:
-        T.getmem_block(X[0], S[0], 128, 1)
+    Its operands and errors are as T.getmem has them.
     """
 
 def getmem_nbi(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
     """Copy `nbytes` consecutive bytes from PE `pe`, by each executing thread.  T.quiet completes it; dest is not read until then.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
-    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
-
-    Example:
-        T.getmem_nbi(X[0], S[0], 128, 1)
+    Its operands and errors are as T.getmem has them.
     """
 
 def getmem_nbi_block(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
     """Copy `nbytes` consecutive bytes from PE `pe`, by all threads of the block.  T.quiet completes it; dest is not read until then.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
-    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
-
-    Example:
-        T.getmem_nbi_block(X[0], S[0], 128, 1)
+    Its operands and errors are as T.getmem has them.
     """
 
 def getmem_nbi_warp(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
     """Copy `nbytes` consecutive bytes from PE `pe`, by the lanes of each executing warp.  T.quiet completes it; dest is not read until then.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
-    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
-
-    Example:
-        T.getmem_nbi_warp(X[0], S[0], 128, 1)
+    Its operands and errors are as T.getmem has them.
     """
 
 def getmem_warp(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
     """Copy `nbytes` consecutive bytes from PE `pe`, by the lanes of each executing warp.  dest is there when it returns.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
-    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
-
-    Example:
-        T.getmem_warp(X[0], S[0], 128, 1)
+    Its operands and errors are as T.getmem has them.
     """
 
 @_overload
@@ -925,25 +875,19 @@ iter_var: _Unavailable0
 def ldg128(src: Any, pred: Any = None) -> _Expr:
     """128 bits from global memory as uint32x4; zeros where pred is false.
 
-    src: a buffer, region or element in global memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
-
-    Example:
-        words = T.ldg128(A[bx, tx * 16])
+    src: as T.ldg32.
     """
 
 def ldg256(src: Any, pred: Any = None) -> _Expr:
     """256 bits from global memory as uint32x8; zeros where pred is false.
 
-    src: a buffer, region or element in global memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
-
-    Example:
-        words = T.ldg256(A[bx, tx * 16])
+    src: as T.ldg32.
     """
 
 def ldg32(src: Any, pred: Any = None) -> _Expr:
     """32 bits from global memory as uint32; zeros where pred is false.
 
-    src: a buffer, region or element in global memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
+    src: a buffer, region or element in global memory; the bits start at its first element, aligned to their number.  Raises wide-operand, bit-size.
 
     Example:
         words = T.ldg32(A[bx, tx * 16])
@@ -952,16 +896,13 @@ def ldg32(src: Any, pred: Any = None) -> _Expr:
 def ldg64(src: Any, pred: Any = None) -> _Expr:
     """64 bits from global memory as uint32x2; zeros where pred is false.
 
-    src: a buffer, region or element in global memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
-
-    Example:
-        words = T.ldg64(A[bx, tx * 16])
+    src: as T.ldg32.
     """
 
 def lds128(*src: Any) -> Any:
     """128 bits from shared memory as uint32x4.
 
-    src: a buffer, region or element in shared memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
+    src: as T.lds32.
 
     Example:
         words = T.lds128(A_s[tx, 0])
@@ -970,7 +911,7 @@ def lds128(*src: Any) -> Any:
 def lds32(*src: Any) -> Any:
     """32 bits from shared memory as uint32.
 
-    src: a buffer, region or element in shared memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
+    src: a buffer, region or element in shared memory; the bits start at its first element, aligned to their number.  Raises wide-operand, bit-size.
 
     Example:
         words = T.lds32(A_s[tx, 0])
@@ -979,7 +920,7 @@ def lds32(*src: Any) -> Any:
 def lds64(*src: Any) -> Any:
     """64 bits from shared memory as uint32x2.
 
-    src: a buffer, region or element in shared memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
+    src: as T.lds32.
 
     Example:
         words = T.lds64(A_s[tx, 0])
@@ -1024,10 +965,10 @@ ptx_wgmma_sp_ss: _Unavailable7
 def put_block(src: Any, dst: Any, size: Any, dst_pe: Any = -1, unroll_factor: _int = 4, enable_aggressive_vectorize: _bool = False) -> Any:
     """Copy `size` consecutive elements to another rank, by all threads of the block.
 
-    src, dst: the first elements, of row-major tensors of one type in global memory; the one on the other rank is a
-    T.SymmTensor.
-    dst_pe: that rank, -1 for this one.  unroll_factor: vectors of 16 bytes that a thread has loaded before it stores.
-    enable_aggressive_vectorize: no effect; accesses are as wide as the addresses allow.  Raises signal-operand, not-symmetric.
+    src, dst: the first elements, of
+    row-major tensors of one type in global memory; the one on the other rank is a T.SymmTensor.  dst_pe: that rank, -1 for this
+    one.  unroll_factor: vectors of 16 bytes that a thread has loaded before it stores.  enable_aggressive_vectorize: no effect;
+    accesses are as wide as the addresses allow.  Raises signal-operand, not-symmetric.
 
     Example:
         T.put_block(X[bx * 128], S[bx * 128], 128, dst_pe=1)
@@ -1036,13 +977,7 @@ def put_block(src: Any, dst: Any, size: Any, dst_pe: Any = -1, unroll_factor: _i
 def put_warp(src: Any, dst: Any, size: Any, dst_pe: Any = -1, unroll_factor: _int = 4, enable_aggressive_vectorize: _bool = False) -> Any:
     """Copy `size` consecutive elements to another rank, by the lanes of each executing warp.
 
-    src, dst: the first elements, of row-major tensors of one type in global memory; the one on the other rank is a
-    T.SymmTensor.
-    dst_pe: that rank, -1 for this one.  unroll_factor: vectors of 16 bytes that a thread has loaded before it stores.
-    enable_aggressive_vectorize: no effect; accesses are as wide as the addresses allow.  Raises signal-operand, not-symmetric.
-
-    Example:
-        T.put_warp(X[bx * 128], S[bx * 128], 128, dst_pe=1)
+    src, dst: as T.put_block, and so is all else.
     """
 
 def putmem(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
@@ -1058,49 +993,34 @@ def putmem(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
 def putmem_block(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
     """Copy `nbytes` consecutive bytes to PE `pe`, by all threads of the block.  T.quiet or T.fence stands before a signal that tells of it.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
-    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
-
-    Example:
-        T.putmem_block(S[0], X[0], 128, 1)
+    Its operands and errors are as T.putmem has them.
     """
 
 def putmem_nbi(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
     """Copy `nbytes` consecutive bytes to PE `pe`, by each executing thread.  T.quiet completes it; source is kept until then.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
-    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
-
-    Example:
-        T.putmem_nbi(S[0], X[0], 128, 1)
+    Its operands and errors are as T.putmem has them.
     """
 
 def putmem_nbi_block(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
     """Copy `nbytes` consecutive bytes to PE `pe`, by all threads of the block.  T.quiet completes it; source is kept until then.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
-    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
-
-    Example:
-        T.putmem_nbi_block(S[0], X[0], 128, 1)
+    Its operands and errors are as T.putmem has them.
     """
 
 def putmem_nbi_warp(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
     """Copy `nbytes` consecutive bytes to PE `pe`, by the lanes of each executing warp.  T.quiet completes it; source is kept until then.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
-    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
-
-    Example:
-        T.putmem_nbi_warp(S[0], X[0], 128, 1)
+    Its operands and errors are as T.putmem has them.
     """
 
 def putmem_signal(dest: Any, source: Any, nbytes: Any, sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> Any:
     """Copy `nbytes` bytes to PE `pe`, then update a signal there, by each executing thread: a wait that sees the
     signal sees the bytes.
 
-    sig_addr: an element of 64 bits of a T.SymmTensor.  signal: a number.  sig_op: "set" or "add", or NVSHMEM's constant, else
-    signal-order is raised.  dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    sig_addr: an element of 64 bits of a T.SymmTensor.  signal: a number.  sig_op: "set" or "add", or
+    NVSHMEM's constant, else signal-order is raised.
+    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
     T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
@@ -1111,70 +1031,41 @@ def putmem_signal_block(dest: Any, source: Any, nbytes: Any, sig_addr: Any, sign
     """Copy `nbytes` bytes to PE `pe`, then update a signal there, by all threads of the block: a wait that sees the
     signal sees the bytes.
 
-    sig_addr: an element of 64 bits of a T.SymmTensor.  signal: a number.  sig_op: "set" or "add", or NVSHMEM's constant, else
-    signal-order is raised.  dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
-    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
-
-    Example:
-        T.putmem_signal_block(S[0], X[0], 128, F[0], 1, "add", 1)
+    Its operands and errors are as T.putmem_signal has them.
     """
 
 def putmem_signal_nbi(dest: Any, source: Any, nbytes: Any, sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> Any:
     """Copy `nbytes` bytes to PE `pe`, then update a signal there, by each executing thread: a wait that sees the
     signal sees the bytes.  Until T.quiet source is kept.
 
-    sig_addr: an element of 64 bits of a T.SymmTensor.  signal: a number.  sig_op: "set" or "add", or NVSHMEM's constant, else
-    signal-order is raised.  dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
-    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
-
-    Example:
-        T.putmem_signal_nbi(S[0], X[0], 128, F[0], 1, "add", 1)
+    Its operands and errors are as T.putmem_signal has them.
     """
 
 def putmem_signal_nbi_block(dest: Any, source: Any, nbytes: Any, sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> Any:
     """Copy `nbytes` bytes to PE `pe`, then update a signal there, by all threads of the block: a wait that sees the
     signal sees the bytes.  Until T.quiet source is kept.
 
-    sig_addr: an element of 64 bits of a T.SymmTensor.  signal: a number.  sig_op: "set" or "add", or NVSHMEM's constant, else
-    signal-order is raised.  dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
-    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
-
-    Example:
-        T.putmem_signal_nbi_block(S[0], X[0], 128, F[0], 1, "add", 1)
+    Its operands and errors are as T.putmem_signal has them.
     """
 
 def putmem_signal_nbi_warp(dest: Any, source: Any, nbytes: Any, sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> Any:
     """Copy `nbytes` bytes to PE `pe`, then update a signal there, by the lanes of each executing warp: a wait that sees the
     signal sees the bytes.  Until T.quiet source is kept.
 
-    sig_addr: an element of 64 bits of a T.SymmTensor.  signal: a number.  sig_op: "set" or "add", or NVSHMEM's constant, else
-    signal-order is raised.  dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
-    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
-
-    Example:
-        T.putmem_signal_nbi_warp(S[0], X[0], 128, F[0], 1, "add", 1)
+    Its operands and errors are as T.putmem_signal has them.
     """
 
 def putmem_signal_warp(dest: Any, source: Any, nbytes: Any, sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> Any:
     """Copy `nbytes` bytes to PE `pe`, then update a signal there, by the lanes of each executing warp: a wait that sees the
     signal sees the bytes.
 
-    sig_addr: an element of 64 bits of a T.SymmTensor.  signal: a number.  sig_op: "set" or "add", or NVSHMEM's constant, else
-    signal-order is raised.  dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
-    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
-
-    Example:
-        T.putmem_signal_warp(S[0], X[0], 128, F[0], 1, "add", 1)
+    Its operands and errors are as T.putmem_signal has them.
     """
 
 def putmem_warp(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
     """Copy `nbytes` consecutive bytes to PE `pe`, by the lanes of each executing warp.  T.quiet or T.fence stands before a signal that tells of it.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
-    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
-
-    Example:
-        T.putmem_warp(S[0], X[0], 128, 1)
+    Its operands and errors are as T.putmem has them.
     """
 
 q_multiply_shift: _Unavailable5
@@ -1304,25 +1195,19 @@ start_profile_intrinsic: _Unavailable5
 def stg128(dst: Any, value: Any, pred: Any = None) -> Any:
     """Store 128 bits (uint32x4) to global memory; nothing where pred is false.
 
-    dst: a buffer, region or element in global memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
-
-    Example:
-        T.stg128(C[bx, tx * 8], T.ldg128(A[bx, tx * 16]))
+    dst: as T.stg32.
     """
 
 def stg256(dst: Any, value: Any, pred: Any = None) -> Any:
     """Store 256 bits (uint32x8) to global memory; nothing where pred is false.
 
-    dst: a buffer, region or element in global memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
-
-    Example:
-        T.stg256(C[bx, tx * 8], T.ldg256(A[bx, tx * 16]))
+    dst: as T.stg32.
     """
 
 def stg32(dst: Any, value: Any, pred: Any = None) -> Any:
     """Store 32 bits (uint32) to global memory; nothing where pred is false.
 
-    dst: a buffer, region or element in global memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
+    dst: a buffer, region or element in global memory; the bits start at its first element, aligned to their number.  Raises wide-operand, bit-size.
 
     Example:
         T.stg32(C[bx, tx * 8], T.ldg32(A[bx, tx * 16]))
@@ -1331,16 +1216,13 @@ def stg32(dst: Any, value: Any, pred: Any = None) -> Any:
 def stg64(dst: Any, value: Any, pred: Any = None) -> Any:
     """Store 64 bits (uint32x2) to global memory; nothing where pred is false.
 
-    dst: a buffer, region or element in global memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
-
-    Example:
-        T.stg64(C[bx, tx * 8], T.ldg64(A[bx, tx * 16]))
+    dst: as T.stg32.
     """
 
 def sts128(*dst: Any) -> Any:
     """Store 128 bits (uint32x4) to shared memory.
 
-    dst: a buffer, region or element in shared memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
+    dst: as T.sts32.
 
     Example:
         T.sts128(A_s[tx, 0], T.ldg128(A[bx, tx * 16]))
@@ -1349,7 +1231,7 @@ def sts128(*dst: Any) -> Any:
 def sts32(*dst: Any) -> Any:
     """Store 32 bits (uint32) to shared memory.
 
-    dst: a buffer, region or element in shared memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
+    dst: a buffer, region or element in shared memory; the bits start at its first element, aligned to their number.  Raises wide-operand, bit-size.
 
     Example:
         T.sts32(A_s[tx, 0], T.ldg32(A[bx, tx * 16]))
@@ -1358,7 +1240,7 @@ def sts32(*dst: Any) -> Any:
 def sts64(*dst: Any) -> Any:
     """Store 64 bits (uint32x2) to shared memory.
 
-    dst: a buffer, region or element in shared memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
+    dst: as T.sts32.
 
     Example:
         T.sts64(A_s[tx, 0], T.ldg64(A[bx, tx * 16]))
@@ -1378,19 +1260,13 @@ def sync_all() -> Any:
 def sync_all_block() -> Any:
     """Wait until all PEs have come, by all threads of the block: what they stored in their own memory is seen.
 
-    One block of a PE calls it at a time; the launch becomes cooperative.  Raises nvshmem-missing on CUDA.
-
-    Example:
-        T.sync_all_block()
+    Its operands and errors are as T.sync_all has them.
     """
 
 def sync_all_warp() -> Any:
     """Wait until all PEs have come, by the lanes of each executing warp: what they stored in their own memory is seen.
 
-    One block of a PE calls it at a time; the launch becomes cooperative.  Raises nvshmem-missing on CUDA.
-
-    Example:
-        T.sync_all_warp()
+    Its operands and errors are as T.sync_all has them.
     """
 
 def syncthreads_and(pred: Any) -> _Var:
@@ -1519,8 +1395,9 @@ vscale: _Unavailable0
 def wait_eq(value: Any, expected: Any, peer: Any = -1, found: Any = None) -> Any:
     """Wait until an integer element is `expected`.
 
-    Each executing thread waits, and then sees what happened before the release that wrote the value (an acquire of system
-    scope).  A wait beyond the limit of tilelang.distributed stops the kernel, and the error names rank, signal and line.
+    Each executing thread waits, and then sees what happened
+    before the release that wrote the value (an acquire of system scope).  A wait beyond the limit of tilelang.distributed stops
+    the kernel, and the error names rank, signal and line.
     value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  found: a variable or
     element that takes the value that ended the wait.  Raises signal-operand.
 
@@ -1531,61 +1408,31 @@ def wait_eq(value: Any, expected: Any, peer: Any = -1, found: Any = None) -> Any
 def wait_ge(value: Any, expected: Any, peer: Any = -1, found: Any = None) -> Any:
     """Wait until an integer element is at least `expected`.
 
-    Each executing thread waits, and then sees what happened before the release that wrote the value (an acquire of system
-    scope).  A wait beyond the limit of tilelang.distributed stops the kernel, and the error names rank, signal and line.
-    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  found: a variable or
-    element that takes the value that ended the wait.  Raises signal-operand.
-
-    Example:
-        T.wait_ge(F[0], 1)
+    All else is as T.wait_eq has it.
     """
 
 def wait_gt(value: Any, expected: Any, peer: Any = -1, found: Any = None) -> Any:
     """Wait until an integer element is above `expected`.
 
-    Each executing thread waits, and then sees what happened before the release that wrote the value (an acquire of system
-    scope).  A wait beyond the limit of tilelang.distributed stops the kernel, and the error names rank, signal and line.
-    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  found: a variable or
-    element that takes the value that ended the wait.  Raises signal-operand.
-
-    Example:
-        T.wait_gt(F[0], 1)
+    All else is as T.wait_eq has it.
     """
 
 def wait_le(value: Any, expected: Any, peer: Any = -1, found: Any = None) -> Any:
     """Wait until an integer element is at most `expected`.
 
-    Each executing thread waits, and then sees what happened before the release that wrote the value (an acquire of system
-    scope).  A wait beyond the limit of tilelang.distributed stops the kernel, and the error names rank, signal and line.
-    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  found: a variable or
-    element that takes the value that ended the wait.  Raises signal-operand.
-
-    Example:
-        T.wait_le(F[0], 1)
+    All else is as T.wait_eq has it.
     """
 
 def wait_lt(value: Any, expected: Any, peer: Any = -1, found: Any = None) -> Any:
     """Wait until an integer element is below `expected`.
 
-    Each executing thread waits, and then sees what happened before the release that wrote the value (an acquire of system
-    scope).  A wait beyond the limit of tilelang.distributed stops the kernel, and the error names rank, signal and line.
-    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  found: a variable or
-    element that takes the value that ended the wait.  Raises signal-operand.
-
-    Example:
-        T.wait_lt(F[0], 1)
+    All else is as T.wait_eq has it.
     """
 
 def wait_ne(value: Any, expected: Any, peer: Any = -1, found: Any = None) -> Any:
     """Wait until an integer element is not `expected`.
 
-    Each executing thread waits, and then sees what happened before the release that wrote the value (an acquire of system
-    scope).  A wait beyond the limit of tilelang.distributed stops the kernel, and the error names rank, signal and line.
-    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  found: a variable or
-    element that takes the value that ended the wait.  Raises signal-operand.
-
-    Example:
-        T.wait_ne(F[0], 1)
+    All else is as T.wait_eq has it.
     """
 
 def warp_reduce_bitand(value: Any) -> _Expr:

@@ -173,13 +173,14 @@ def mover(name: str, by: str, put: bool) -> Callable[..., Emitted]:
         return move(src, dst, size, src_pe, unroll_factor)
 
     pe, what = ("dst_pe", "to") if put else ("src_pe", "from")
+    how = f"src, dst: as T.{name[:3]}_block, and so is all else." if by != "block" else f"""src, dst: the first elements, of
+    row-major tensors of one type in global memory; the one on the other rank is a T.SymmTensor.  {pe}: that rank, -1 for this
+    one.  unroll_factor: vectors of 16 bytes that a thread has loaded before it stores.  enable_aggressive_vectorize: no effect;
+    accesses are as wide as the addresses allow.  Raises signal-operand, not-symmetric."""
     return named(put_fn if put else get_fn, name, f"""Copy `size` consecutive elements {what} another rank, by {
         'all threads of the block' if by == 'block' else 'the lanes of each executing warp'}.
 
-    src, dst: the first elements, of row-major tensors of one type in global memory; the one on the other rank is a
-    T.SymmTensor.
-    {pe}: that rank, -1 for this one.  unroll_factor: vectors of 16 bytes that a thread has loaded before it stores.
-    enable_aggressive_vectorize: no effect; accesses are as wide as the addresses allow.  Raises signal-operand, not-symmetric.
+    {how}
 
     Example:
         T.{name}({'X[bx * 128], S[bx * 128]' if put else 'S[bx * 128], X[bx * 128]'}, 128, {pe}=1)
@@ -312,12 +313,14 @@ def _wait(compare: str) -> Callable[..., Emitted]:
             b.store(target.buffer, target.mins, b.nameless(b.let("seen", seen)))
         return EMITTED
 
+    how = "All else is as T.wait_eq has it." if compare != "eq" else """Each executing thread waits, and then sees what happened
+    before the release that wrote the value (an acquire of system scope).  A wait beyond the limit of tilelang.distributed stops
+    the kernel, and the error names rank, signal and line.
+    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  found: a variable or
+    element that takes the value that ended the wait.  Raises signal-operand."""
     return named(fn, f"wait_{compare}", f"""Wait until an integer element {_WORDS[compare]} `expected`.
 
-    Each executing thread waits, and then sees what happened before the release that wrote the value (an acquire of system
-    scope).  A wait beyond the limit of tilelang.distributed stops the kernel, and the error names rank, signal and line.
-    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  found: a variable or
-    element that takes the value that ended the wait.  Raises signal-operand.
+    {how}
 
     Example:
         T.wait_{compare}(F[0], 1)

@@ -99,6 +99,16 @@ def _update(flag: Any, value: Any, word: str, pe: Any, order: str) -> None:
 _OPERANDS = """dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
     T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing."""
 
+_SIGNAL_OPERANDS = f"""sig_addr: an element of 64 bits of a T.SymmTensor.  signal: a number.  sig_op: "set" or "add", or
+    NVSHMEM's constant, else signal-order is raised.
+    {_OPERANDS}"""
+_ALONE = "One block of a PE calls it at a time; the launch becomes cooperative.  "
+
+
+def _once(name: str, base: str, text: str) -> str:
+    """What the documentation of T.base says of its use; that of its other forms refers to it."""
+    return text if name == base else f"Its operands and errors are as T.{base} has them."
+
 
 def _mover(verb: str, nbi: str, form: str) -> Callable[..., Emitted]:
     name, put = f"{verb}mem{nbi}{form}", verb == "put"
@@ -112,7 +122,7 @@ def _mover(verb: str, nbi: str, form: str) -> Callable[..., Emitted]:
         "T.quiet or T.fence stands before a signal that tells of it" if put else "dest is there when it returns"
     return named(fn, name, f"""Copy `nbytes` consecutive bytes {'to' if put else 'from'} PE `pe`, by {_WHO[form]}.  {kept}.
 
-    {_OPERANDS}
+    {_once(name, verb + "mem", _OPERANDS)}
 
     Example:
         T.{name}({'S[0], X[0]' if put else 'X[0], S[0]'}, 128, 1)
@@ -138,8 +148,7 @@ def _signalled(nbi: str, form: str) -> Callable[..., Emitted]:
     return named(fn, name, f"""Copy `nbytes` bytes to PE `pe`, then update a signal there, by {_WHO[form]}: a wait that sees the
     signal sees the bytes{'.  Until T.quiet source is kept' if nbi else ''}.
 
-    sig_addr: an element of 64 bits of a T.SymmTensor.  signal: a number.  sig_op: "set" or "add", or NVSHMEM's constant, else
-    signal-order is raised.  {_OPERANDS}
+    {_once(name, "putmem_signal", _SIGNAL_OPERANDS)}
 
     Example:
         T.{name}(S[0], X[0], 128, F[0], 1, "add", 1)
@@ -175,7 +184,7 @@ def _collective(name: str, form: str) -> Callable[..., Emitted]:
     what = "`nbytes` bytes of each PE, one PE after another" if gathers else "`nbytes` bytes of PE `root`"
     return named(gather if gathers else broadcast, whole, f"""All PEs together, by {_WHO[form]}: {what}, go to all PEs.
 
-    One block of a PE calls it at a time; the launch becomes cooperative.  {_OPERANDS}
+    {_once(whole, "fcollect" if gathers else "broadcast_warp", _ALONE + _OPERANDS)}
 
     Example:
         T.{whole}({'S[0], S[64], 64' if gathers else 'S[0], S[32], 64, 0'})
@@ -189,7 +198,7 @@ def _barrier(kind: str, form: str) -> Callable[[], Emitted]:
     done = "puts are complete" if kind == "barrier" else "what they stored in their own memory is seen"
     return named(fn, f"{kind}_all{form}", f"""Wait until all PEs have come, by {_WHO[form]}: their {done}.
 
-    One block of a PE calls it at a time; the launch becomes cooperative.  Raises nvshmem-missing on CUDA.
+    {_once(kind + "_all" + form, "sync_all", _ALONE + "Raises nvshmem-missing on CUDA.")}
 
     Example:
         T.{kind}_all{form}()

@@ -61,6 +61,13 @@ def _indices(where: tuple[Expr, ...], lanes: int) -> tuple[Expr, ...]:
     return (*where[:-1], ramp(where[-1], lanes))
 
 
+def _operand(prefix: str, bits: int) -> str:
+    if bits != 32:
+        return f"as T.{prefix}32."
+    return f"a buffer, region or element in {'global' if prefix[2] == 'g' else 'shared'} memory; the bits start at its first " \
+        "element, aligned to their number.  Raises wide-operand, bit-size."
+
+
 def _loader(prefix: str, bits: int) -> Callable[..., Expr]:
     name = f"{prefix}{bits}"
 
@@ -75,8 +82,7 @@ def _loader(prefix: str, bits: int) -> Callable[..., Expr]:
 
     return named(fn, name, f"{bits} bits from {'global' if prefix == 'ldg' else 'shared'} memory as {_words(bits)}"
                  + ("; zeros where pred is false." if prefix == "ldg" else ".")
-                 + f"\n\nsrc: a buffer, region or element in {'global' if prefix == 'ldg' else 'shared'} memory; they start"
-                 " at its first element, aligned to their number.  Raises wide-operand, bit-size.\n\nExample:\n"
+                 + f"\n\nsrc: {_operand(prefix, bits)}\n\nExample:\n"
                  f"    words = T.{name}({'A[bx, tx * 16]' if prefix == 'ldg' else 'A_s[tx, 0]'})")
 
 
@@ -102,8 +108,7 @@ def _storer(prefix: str, bits: int) -> Callable[..., Emitted]:
 
     return named(fn, name, f"Store {bits} bits ({_words(bits)}) to {'global' if prefix == 'stg' else 'shared'} memory"
                  + ("; nothing where pred is false." if prefix == "stg" else ".")
-                 + f"\n\ndst: a buffer, region or element in {'global' if prefix == 'stg' else 'shared'} memory; they start"
-                 " at its first element, aligned to their number.  Raises wide-operand, bit-size.\n\nExample:\n"
+                 + f"\n\ndst: {_operand(prefix, bits)}\n\nExample:\n"
                  f"    T.{name}({'C[bx, tx * 8]' if prefix == 'stg' else 'A_s[tx, 0]'}, T.ldg{bits}(A[bx, tx * 16]))")
 
 
