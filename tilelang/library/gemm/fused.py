@@ -120,7 +120,7 @@ def _prepare(arrays: tuple[Any, ...], functions: tuple[Value | None, ...], optio
     f = FusedForm(p.form(_EXACT) if exact else epilogue_form(p, at.chip, pair), functions[0], reduced,
                   tuple((tuple(int(n) for n in x.shape), type_name(x)) for x in tensors), stored, states, exact, pair)
     tile, acc, count = f.plain.tile, p.types[3], len(reduced)
-    kernel = at.kernel(fused_gemm, f, cluster=tile.cluster or None)
+    kernel = at.kernel(fused_gemm, f, cluster=tile.cluster or None, enable_pdl=tile.pdl or None)
     result, work = maker(a, (p.m, p.n), p.types[2]), maker(a, (count, 1 - -p.n // tile.bn, p.m), acc)
     views = p.left.view, p.right.view
 

@@ -1,7 +1,8 @@
 """A GEMM whose epilogue is the caller's function, with reductions over rows or over all of the result.
 
     launch 1: a tile of A @ B, the function of its elements, the reductions of its rows over its columns -> partials
-    launch 2: the partials of a row, in order -> the reductions of rows, and in launch 3 those over all
+    launch 2: the partials of a row, in order -> the reductions of rows
+    launch 3: those of rows -> the reductions over all
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tilelang.jit.captured import Token
 from .kernels import Form, main_loop
 
 ROWS = 128  # of a block of the second launch
+AT_ONCE = 1024  # rows of a block of the third launch
 HALVED = 64  # rows and columns of a block that halves an operand
 IDENTITY = {"sum": 0.0, "max": float("-inf"), "absmax": 0.0}
 HOW = tuple(IDENTITY)
@@ -147,36 +149,41 @@ def reduce_tile(f, m, n, at, Cf, read, W):
 
 
 @T.macro
-def combine_tiles(f, m, n, across, W):
-    """The n-th reduction of each row, from those of its tiles in order, to W[n, across]."""
+def combine_tiles(f, m, n, across, by, W):
+    """The n-th reduction of a block's rows, from those of their tiles in order, to W[n, across]."""
     how = f.reduced[n].how
-    with T.Kernel(T.ceildiv(m, ROWS), threads=ROWS) as by:
-        for i in T.Parallel(ROWS):
-            row = T.min(by * ROWS + i, m - 1)
-            total = T.alloc_var(f.plain.types[3], init=W[n, 0, row])
-            for s in T.serial(1, across):
-                total = _combined(how, total, W[n, s, row])
-            if by * ROWS + i < m:
-                W[n, across, by * ROWS + i] = total
+    for i in T.Parallel(ROWS):
+        row = T.min(by * ROWS + i, m - 1)
+        total = T.alloc_var(f.plain.types[3], init=W[n, 0, row])
+        for s in T.serial(1, across):
+            total = _combined(how, total, W[n, s, row])
+        if by * ROWS + i < m:
+            W[n, across, by * ROWS + i] = total
 
 
 @T.macro
 def combine_rows(f, m, n, across, W, S):
     """The n-th reduction over all elements, from those of the rows."""
     how, acc = f.reduced[n].how, f.plain.types[3]
-    with T.Kernel(1, threads=ROWS) as _:
-        total, one = T.alloc_fragment((ROWS,), acc), T.alloc_fragment((1,), acc)
-        T.fill(total, IDENTITY[how])
-        for s in T.serial(T.ceildiv(m, ROWS)):
-            for i in T.Parallel(ROWS):
-                if s * ROWS + i < m:
-                    total[i] = _combined(how, total[i], W[n, across, s * ROWS + i])
-        if how == "sum":
-            T.reduce_sum(total, one, dim=0)
-        else:
-            T.reduce_max(total, one, dim=0)
-        for i in T.Parallel(1):
-            S[n] = one[i]
+    total, one = T.alloc_fragment((AT_ONCE,), acc), T.alloc_fragment((1,), acc)
+    T.fill(total, IDENTITY[how])
+    for s in T.serial(T.ceildiv(m, AT_ONCE)):
+        for i in T.Parallel(AT_ONCE):
+            if s * AT_ONCE + i < m:
+                total[i] = _combined(how, total[i], W[n, across, s * AT_ONCE + i])
+    if how == "sum":
+        T.reduce_sum(total, one, dim=0)
+    else:
+        T.reduce_max(total, one, dim=0)
+    for i in T.Parallel(1):
+        S[n] = one[i]
+
+
+@T.macro
+def chosen(which, n, run, f, m, number, *more):
+    """Run a reduction in the blocks that have it: the n-th of those of a launch."""
+    if which == n:
+        run(f, m, number, *more)
 
 
 def fused_gemm(f: FusedForm) -> Any:
@@ -187,13 +194,13 @@ def fused_gemm(f: FusedForm) -> Any:
     S: (reductions,), reductions over all.
     """
     p, t, count, acc = f.plain, f.plain.tile, len(f.reduced), f.plain.types[3]
-    across, whole, m = -(-p.n // t.bn), any(r.whole for r in f.reduced), p.rows
+    across, wholes, m = -(-p.n // t.bn), [n for n, r in enumerate(f.reduced) if r.whole], p.rows
     other = p.b if f.pair else T.Tensor((2, m + p.n, p.k), "float32") if f.exact else T.Tensor((1, 1), p.types[1])
 
     @T.prim_func
     def matmul_fused(A: p.a(m), B: p.b, D: other, X0: f.tensor(0, m), X1: f.tensor(1, m),
                      W: T.Tensor((count, across + 1, m) if count else (1, 1, 1), acc),
-                     S: T.Tensor((count,) if whole else (1,), acc), C: p.c(m) if f.stored else T.Tensor((1, 1), p.types[2])):
+                     S: T.Tensor((count,) if wholes else (1,), acc), C: p.c(m) if f.stored else T.Tensor((1, 1), p.types[2])):
         if f.exact:
             halve(A, m, p.k, p.ta, D, 0)
             halve(B, p.n, p.k, not p.tb, D, m)
@@ -211,7 +218,15 @@ def fused_gemm(f: FusedForm) -> Any:
             _ = [reduce_tile(f, m, n, (bx, by), Cf, read, W) for n in range(count)]
             if f.stored:
                 T.copy(Cf, C[by * t.bm, bx * t.bn])
-        _ = [combine_tiles(f, m, n, across, W) for n in range(count)]
-        _ = [combine_rows(f, m, n, across, W, S) for n, r in enumerate(f.reduced) if r.whole]
+        if count:
+            with T.Kernel(T.ceildiv(m, ROWS), count, threads=ROWS) as (by, which):
+                T.pdl_sync()
+                T.pdl_trigger()
+                _ = [chosen(which, n, combine_tiles, f, m, n, across, by, W) for n in range(count)]
+        if len(wholes) > 0:
+            with T.Kernel(len(wholes), threads=AT_ONCE // 4) as which:
+                T.pdl_sync()
+                T.pdl_trigger()
+                _ = [chosen(which, k, combine_rows, f, m, n, across, W, S) for k, n in enumerate(wholes)]
 
     return matmul_fused

@@ -374,6 +374,7 @@ def norm_backward(f: NormForm) -> Any:
             dw, db = T.alloc_fragment(rows, f.acc), T.alloc_fragment(rows, f.acc)
             column = T.alloc_fragment((t.width,), f.acc)
             if f.stages:
+                T.annotate_min_blocks_per_sm(_per_sm(t))
                 x, dy = T.alloc_shared(rows, f.kind), T.alloc_shared(rows, f.kind)
             T.clear(dw)
             T.clear(db)

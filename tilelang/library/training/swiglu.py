@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Any, NamedTuple
 
 import tilelang.language as T
@@ -12,7 +13,7 @@ from ..attention.form import LOG2E
 from ..attention.inputs import running_on
 from ..autograd import Function, Results, Step
 from ..place import target_text
-from .rows import as_rows, check_alike
+from .rows import VECTOR, as_rows, check_alike
 
 _WIDTH, _THREADS = 1024, 128  # a tile of a row
 
@@ -49,6 +50,12 @@ class GateForm(NamedTuple):
         """Of a row.  Blocks are in the order of memory."""
         return -(-self.n // _WIDTH)
 
+    @property
+    def layout(self) -> Any:
+        """Of a tile: neighbouring threads have neighbouring vectors, of as many elements as no row begins inside of."""
+        v = gcd(self.n, VECTOR)
+        return T.Fragment((_WIDTH,), forward_fn=lambda j: (j // v % _THREADS, j // (v * _THREADS) * v + j % v))
+
     def gate(self, m: Any) -> Any:
         return T.Tensor((m, 2 * self.n if self.packed else self.n), self.kind)
 
@@ -71,10 +78,16 @@ def gate_forward(f: GateForm) -> Any:
     @T.prim_func
     def swiglu(Gate: f.gate(m), Up: f.up(m), Y: T.Tensor((m, f.n), f.kind)):
         with T.Kernel(m * f.tiles, threads=_THREADS) as bx:
-            for j in T.Parallel(_WIDTH):
+            gate, up = T.alloc_fragment((_WIDTH,), f.kind), T.alloc_fragment((_WIDTH,), f.kind)
+            for j in T.Parallel(_WIDTH, loop_layout=f.layout):  # all loads of a thread are on their way before it computes
                 row, column = bx // f.tiles, bx % f.tiles * _WIDTH + j
                 if column < f.n:
-                    g, u = T.cast(Gate[row, column], f.acc), T.cast(f.at(Gate, Up, row, column), f.acc)
+                    gate[j] = Gate[row, column]
+                    up[j] = f.at(Gate, Up, row, column)
+            for j in T.Parallel(_WIDTH, loop_layout=f.layout):
+                row, column = bx // f.tiles, bx % f.tiles * _WIDTH + j
+                if column < f.n:
+                    g, u = T.cast(gate[j], f.acc), T.cast(up[j], f.acc)
                     Y[row, column] = g * f.sigmoid(g) * u
 
     return swiglu
