@@ -269,6 +269,27 @@ def test_a_loop_layout_that_is_not_injective_is_refused():
     assert e.value.kind == "layout-not-injective" and "loop_layout" in str(e.value)
 
 
+@pytest.mark.parametrize("on", EXECUTIONS)
+def test_threads_that_a_loop_layout_leaves_out_stored_elements_behind_the_last(on):
+    layout = T.Fragment((4, 8), forward_fn=lambda t, v: (t, v))
+
+    @T.prim_func
+    def f(X: T.Tensor((64,), "int32"), Y: T.Tensor((64,), "int32"), Most: T.Tensor((1,), "int32")):
+        with T.Kernel(1, threads=64):
+            x, rows, most = (T.alloc_fragment(s, "int32") for s in ((4, 8), (4,), (1,)))
+            for t, v in T.Parallel(4, 8, loop_layout=layout):
+                x[t, v] = X[t * 8 + v]
+            for t, v in T.Parallel(4, 8, loop_layout=layout):
+                Y[t * 8 + v] = x[t, v]
+            T.reduce_max(x, rows, dim=1)
+            T.reduce_max(rows, most, dim=0)
+            T.copy(most, Most)
+
+    x = np.arange(1, 65, dtype=np.int32)
+    y, most = run(f, x, np.zeros(64, np.int32), on=on)[1:]
+    assert np.array_equal(y, np.where(x <= 32, x, 0)) and most == 32
+
+
 @pytest.mark.spec("L24:arch")
 @pytest.mark.parametrize("config", [{}, {"tl.enable_async_copy": True}])
 def test_architectures_without_asynchronous_copies_get_plain_ones(config):

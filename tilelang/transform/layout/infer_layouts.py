@@ -309,7 +309,7 @@ class CommonLayouts:
         """
         given = loop.node.plan.loop_layout
         if given is not None:
-            return given
+            return given.with_threads(self.known.threads)
         best: tuple[tuple[int, int, int], Touch, Fragment] | None = None
         for t in loop.touches:
             lay = self.known.layouts.get(t.buffer)
