@@ -123,7 +123,8 @@ def chunks_of_eight(shape: tuple[int, int]) -> Any:
 
 @T.macro
 def supply(f, tiles, ring, groups):
-    """The last warp group: start the copies of all tiles, and convert V."""
+    """The last warp group: start the copies of all tiles, and convert V. It waits in the order in which the others arrive: they
+    free the keys of a step early, and the tile of V, which is of the step before, at its end."""
     with T.ws(groups):
         T.dec_max_nreg(SUPPLY[groups - 1])
         stages, buffers = f.tile.stages, ring.V.shape[0]
@@ -141,12 +142,11 @@ def supply(f, tiles, ring, groups):
             T.sync_threads(1, 128)
             if k + stages < tiles.end:
                 load_values(f, tiles, ring, k + stages, key)
+                load_keys(f, tiles, ring, k + stages, key)
             T.mbarrier_wait_parity(ring.v_free[n % buffers], ((n + 1) // buffers + 1) % 2)
             T.copy(held, ring.V[n % buffers, :, :])
             T.fence_proxy_async()
             T.mbarrier_arrive(ring.v_full[n % buffers])
-            if k + stages < tiles.end:
-                load_keys(f, tiles, ring, k + stages, key)
 
 
 @T.macro
