@@ -243,3 +243,24 @@ def test_text_of_declarations_and_moves():
 def test_the_assembler_takes_names_in_inlined_functions(options):
     (kernel,) = pipeline.lower(chain.func, SM90A).kernels
     assert nvrtc.compile_cubin(print_kernel(kernel), "sm_90a", options).bytes
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+@pytest.mark.parametrize("depth", [16, 32])
+def test_operands_rounded_to_tf32_had_registers_that_the_assembler_refuses(depth):
+    """In one step of K, where accumulator and operand are named registers; a wgmma of tf32 reads registers of type b32."""
+    @T.prim_func
+    def one_step(A: T.Tensor((64, depth), "float32"), B: T.Tensor((64, depth), "float32"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            left, right = T.alloc_fragment((64, depth), "float32"), T.alloc_shared((64, depth), "float32")
+            acc = T.alloc_fragment((64, 64), "float32")
+            T.copy(A, left)
+            T.copy(B, right)
+            T.gemm(left, right, acc, transpose_B=True, clear_accum=True)
+            T.copy(acc, C)
+
+    program = pipeline.lower(one_step.func, SM90A)
+    assert nvrtc.compile_cubin(print_kernel(program.kernels[0]), "sm_90a").bytes
+    a, b = numbers(64, depth, dtype=np.float32), numbers(64, depth, dtype=np.float32)
+    found = run_device(program, {"A": a, "B": b, "C": np.zeros((64, 64), np.float32)}).outputs["C"]
+    np.testing.assert_allclose(found, a @ b.T, atol=1e-2)

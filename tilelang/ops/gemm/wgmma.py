@@ -347,8 +347,8 @@ def _left(op: Any, cx: Any, want: Fragment) -> tuple[Buffer | None, _Matrix | No
 
 def _rounded(cx: Any, local: Buffer) -> Buffer:
     """A copy of float32 registers, rounded to tf32."""
-    out: Buffer = cx.new_local(f"{local.name}_r", int(local.shape[0]), local.dtype)
-    cx.prepend(each_register(local, lambda r: Store(out, (r,), to_tf32(load(local, (r,))))))
+    out: Buffer = cx.new_local(f"{local.name}_r", int(local.shape[0]), "tfloat32")  # PTX asks for registers of type b32
+    cx.prepend(each_register(local, lambda r: Store(out, (r,), cast(to_tf32(load(local, (r,))), out.dtype))))
     return out
 
 
