@@ -7,6 +7,8 @@ import pytest
 
 import tilelang
 import tilelang.language as T
+from tilelang.library import flash_attention
+from tilelang.library.attention.backward import gradients
 from tilelang.library.attention.form import FACTS, AttentionForm, Tile
 from tilelang.library.attention.packed_kernels import order_tiles, packed_attention
 from tilelang.library.attention.problem import Mask, Sizes
@@ -18,7 +20,8 @@ MASKS = {"full": Mask(), "causal": Mask(None, 0), "ahead": Mask(None, 70), "wind
 
 def order(mask, cu_q, cu_k, slots, heads, wide, near, **options):
     batch = len(cu_q) - 1
-    form = AttentionForm(Sizes(batch, 0, 0, heads, heads, 16, 16), (), "packed", "float16", mask, TILE, False)
+    sizes = Sizes(batch, int(cu_q[-1]), int(cu_k[-1]), heads, heads, 16, 16)
+    form = AttentionForm(sizes, (), "packed", "float16", mask, TILE, False)
 
     @T.prim_func
     def program(cu_q: T.Tensor((batch + 1,), "int32"), cu_k: T.Tensor((batch + 1,), "int32"),
@@ -93,3 +96,18 @@ def test_waves_of_alternating_direction_take_every_tile(sms):
         want = np.einsum("hij,jhd->ihd", p / p.sum(-1, keepdims=True), v[a:b].astype(np.float64))
         longest = np.sqrt((q.astype(float)**2).sum(-1).max() * (k.astype(float)**2).sum(-1).max())
         assert np.all(np.abs(out[a:b] - want) <= np.abs(v).max() * (2.0**-10 + 2.0**-25 * 130 + 32 * 2.0**-24 * longest))
+
+
+@pytest.mark.parametrize("ends", [(0, 5, 20), (0, 5, 12), (0, 100, 200), (-2, 10), (3, 5, 10)])
+def test_sequences_behind_the_last_token_were_written_there(ends):
+    torch = pytest.importorskip("torch")
+    cu, (q, k, v) = torch.tensor(ends, dtype=torch.int32), torch.randn(3, 10, 2, 16).half()
+    room = [torch.full((60, 2, 16), 7.0).half() for _ in range(4)]
+    out, *grads = (x[20:30] for x in room)
+    _, logs = flash_attention(q, k, v, cu_seqlens_q=cu, causal=True, return_lse=True, out=out)
+    gradients((q, k, v, out, logs, q, None, cu, None, None, None), tuple(grads), scale=None, deterministic=None, target=None,
+              causal=True, window=None, layout="bshd", drop=0)
+    assert all((x[:20] == 7).all() and (x[30:] == 7).all() for x in room)
+    inside = [min(max(n, 0), 10) for n in ends]
+    wanted = flash_attention(q, k, v, cu_seqlens_q=torch.tensor(inside, dtype=torch.int32), causal=True)
+    assert torch.equal(out[inside[0]:inside[-1]], wanted[inside[0]:inside[-1]])

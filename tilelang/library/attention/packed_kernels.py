@@ -65,6 +65,11 @@ def _steps(mask: Mask, tile: Tile, row: Any, seq_q: Any, seq_k: Any) -> Any:
     return T.ceildiv(end, tile.keys) if most is None else T.min(most, T.ceildiv(end, tile.keys))
 
 
+def starts_within(cu: Any, tokens: Any) -> Any:
+    """Where sequences begin: a function of their numbers. Results of one behind the last token would be written there."""
+    return lambda s: T.max(0, T.min(cu[s], tokens))
+
+
 @T.macro
 def order_tiles(f, Tiles, starts, slot, wide, near, sms, numbered=False, called=None):
     """Write the facts of a slot's tile, for each head, to its place in Tiles, where the attention launch reads them.
@@ -76,17 +81,18 @@ def order_tiles(f, Tiles, starts, slot, wide, near, sms, numbered=False, called=
     each, before, every = [T.alloc_fragment((_LANES,), "int32") for _ in (0, 1, 2)]
     number, place, real = [T.alloc_fragment((1,), "int32") for _ in (0, 1, 2)]
     batch, heads, mask, tile, rows = f.sizes.batch, f.sizes.heads, f.mask, f.tile, f.tile.rows
+    start_q, start_k = starts_within(cu_q, f.sizes.seq_q), starts_within(cu_k, f.sizes.seq_k)
     T.clear(each)
     for n in T.serial(T.ceildiv(batch, _LANES)):
         for i in T.Parallel(_LANES):
             s = n * _LANES + i
             if s < batch:
-                each[i] += T.if_then_else(cu_q[s] // rows + s <= slot, 1, 0)
+                each[i] += T.if_then_else(start_q(s) // rows + s <= slot, 1, 0)
     T.reduce_sum(each, number)
     own = number[0] - 1  # -1: slots in front of the first sequence
     at = T.max(own, 0)
-    first_q, first_k = cu_q[at], cu_k[at]
-    seq_q, seq_k = cu_q[at + 1] - first_q, cu_k[at + 1] - first_k
+    first_q, first_k = start_q(at), start_k(at)
+    seq_q, seq_k = start_q(at + 1) - first_q, start_k(at + 1) - first_k
     row = (slot - (first_q // rows + at)) * rows
     filled = T.And(own >= 0, row < seq_q)
     least = _steps(mask, tile, row, seq_q, seq_k)
@@ -96,13 +102,13 @@ def order_tiles(f, Tiles, starts, slot, wide, near, sms, numbered=False, called=
         for i in T.Parallel(_LANES):
             s = n * _LANES + i
             if s < batch:
-                length, keys = cu_q[s + 1] - cu_q[s], cu_k[s + 1] - cu_k[s]
+                length, keys = [start(s + 1) - start(s) for start in (start_q, start_k)]
                 tiles = T.ceildiv(length, rows)
                 more = _with_steps(mask, tile, least + 1, length, keys)
                 alike = _with_steps(mask, tile, least, length, keys) - more
                 earlier = row // rows - (more if _shrinks(mask) else tiles - alike - more)  # tiles of the same sequence
                 longer = more + T.if_then_else(s < own, alike, T.if_then_else(s == own, earlier, 0))
-                part, mine = cu_k[s] // near, first_k // near
+                part, mine = start_k(s) // near, first_k // near
                 earlier_parts = T.if_then_else(part == mine, longer, T.if_then_else(part < mine, tiles, 0))
                 # Slots without a tile come after all slots that have one, in their own order.
                 before[i] += T.if_then_else(filled, earlier_parts, T.if_then_else(s > own, tiles, 0))
