@@ -241,7 +241,7 @@ def _packed_sizes(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any) -> Sizes:
                 device_of(x) != device_of(q) or strides(x)[0] != 1:
             raise error("attention-shape", f"{name} is {type_name(x)} of shape {tuple(x.shape)} on {device_of(x)}, expected "
                         "«int32 (sequences + 1,) on the device of q, contiguous»", found=f"{type_name(x)} {tuple(x.shape)} on "
-                        f"{device_of(x)}", hint="cumulative lengths: [0, len_0, len_0 + len_1, …]")
+                        f"{device_of(x)}", hint="cumulative lengths: [0, len_0, len_0 + len_1, …], by x.int().contiguous()")
     sizes = Sizes(int(cu_q.shape[0]) - 1, int(q.shape[0]), int(k.shape[0]), int(q.shape[1]), int(k.shape[1]), int(q.shape[2]),
                   int(v.shape[2]))
     _agree(q, k, v, v.shape[0] == sizes.seq_k and v.shape[1] == sizes.kv_heads and k.shape[2] == sizes.dim)

@@ -104,7 +104,8 @@ def _form(q: Any, kv: Any, indices: Any, counts: Any, dim_v: int) -> MlaForm:
     if type_name(q) == "float32" or type_name(kv) != type_name(q) or any(
             type_name(x) != "int32" for x in (indices, counts) if x is not None):
         raise error("attention-argument", "sparse_mla takes q and kv of float16 or bfloat16, indices and counts of int32; "
-                    f"found ‹{found}›", expected="q and kv of float16 or bfloat16, indices of int32")
+                    f"found ‹{found}›", expected="q and kv of float16 or bfloat16, indices of int32",
+                    hint="indices.int(), counts.int(), q.to(kv.dtype)")
     if (q.ndim, kv.ndim, indices.ndim) != (3, 2, 2) or q.shape[0] != indices.shape[0] or q.shape[2] != kv.shape[1] or (
             counts is not None and tuple(counts.shape) != (q.shape[0],)) or len(
             {str(device_of(x)) for x in given.values()}) > 1:

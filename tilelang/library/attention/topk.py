@@ -37,7 +37,8 @@ def topk_indices(scores: Any, k: int, ends: Any = None, *, target: Any = None) -
     """
     if scores.ndim != 2 or type_name(scores) != "float32":
         found = f"{type_name(scores)} {tuple(scores.shape)}"
-        raise error("attention-argument", f"topk_indices: scores are ‹{found}›", expected="float32 (rows, n)")
+        raise error("attention-argument", f"topk_indices: scores are ‹{found}›", expected="float32 (rows, n)",
+                    hint="scores.float(), with a dimension of rows")
     if k < 1:
         raise error("attention-option", f"topk_indices of ‹{k}› elements", expected="a positive number",
                     hint="k is a number of Python")

@@ -117,7 +117,7 @@ def grouped_problem(tensors: Mapping[str, Any], target: Target, *, transpose_b: 
     m, n, k = _check_shapes(left, right)
     if tuple(sizes.shape) != (b.shape[0],) or type_name(sizes) != "int32":
         raise error("matmul-shape", f"group_sizes is ‹{type_name(sizes)} {tuple(sizes.shape)}›, expected «int32 "
-                    f"({b.shape[0]},)»", hint="one size a matrix of b")
+                    f"({b.shape[0]},)»", hint="one size a matrix of b: group_sizes.int()")
     _check_rest(a, {"b": b, "bias": bias, "group_sizes": sizes, "out": out}, n, bias, activation)
     _check_out(out, (m, n), types[2])
     if 0 in (n, k) or not right.batch:
