@@ -391,6 +391,20 @@ def test_views_that_negate_their_memory_are_refused():
         tilelang.compile(dynamic_program(), out_idx=[1], target="cpu")(z[:, :4].conj().imag)
 
 
+def test_a_number_that_its_view_negates_was_read_as_it_lies():
+    """A tensor of one element is contiguous with any stride."""
+    @T.prim_func
+    def main(X: T.Tensor((1,), "float32"), Y: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(4):
+                Y[i] = X[0]
+
+    kernel, z = tilelang.compile(main, target="cpu", out_idx=[1]), torch.tensor([1 + 2j])
+    assert kernel(z.imag).tolist() == [2.0] * 4 == kernel(-z.conj().imag.resolve_neg()).tolist()
+    with pytest.raises(RuntimeError, match="negates what its memory holds"):
+        kernel(z.conj().imag)
+
+
 @pytest.mark.spec("R11:backends")
 def test_interpreted_backends_give_the_same(scale):
     a = torch.randn(4, 8)

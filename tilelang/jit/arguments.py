@@ -200,8 +200,10 @@ def refusing_negated(sig: Signature, run: Callable[..., Any]) -> Callable[..., A
 
 def _may_be_negated(a: TensorArg) -> bool:
     b = a.buffer
-    if b.dtype.base not in ("float16", "float32", "float64") or b.strides_ is None:
+    if b.dtype.base not in ("float16", "float32", "float64"):
         return False
+    if b.strides_ is None:  # strides of dimensions of one element are any
+        return all(isinstance(n, int) and n == 1 for n in b.shape)
     return not any(isinstance(n, int) and n > 1 and isinstance(s, int) and s % 2 for n, s in zip(b.shape, b.strides_))
 
 

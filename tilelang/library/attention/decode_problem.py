@@ -137,7 +137,8 @@ def _sizes(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> DecodeSizes:
         if not right or min(x.shape) > 1 and strides(x) != compact(x.shape):
             raise error("attention-shape", f"{name} is {type_name(x)} of shape {tuple(x.shape)} on {device_of(x)}, expected "
                         f"«int32 ({batch}{', pages' * (rank == 2)}) on the device of q», without gaps",
-                        found=f"{type_name(x)} {tuple(x.shape)} on {device_of(x)}", hint="x.int().contiguous(), one entry a sequence")
+                        found=f"{type_name(x)} {tuple(x.shape)} on {device_of(x)}",
+                        hint="x.int().contiguous(), one entry a sequence")
     page = int(k.shape[1]) if table is not None else None
     if page is None and int(k.shape[0]) != batch:
         raise error("attention-shape", f"q has {batch} sequences and k_cache ‹{int(k.shape[0])}›",
