@@ -13,7 +13,6 @@ from . import fastmath as _fastmath
 from .tracing import error_kinds as _kinds
 from .tracing.builder import current_builder as _current_builder
 from . import math as _math
-from . import nodes as _nodes
 from . import spellings as _spellings
 from . import thread as _thread
 from . import whole as _whole
@@ -44,8 +43,15 @@ from .kernel import ClusterKernel, Kernel, WarpSpecializeFrame
 from .loops import (Parallel, Persistent, Pipelined, Serial, Unroll, Vectorized, break_loop, continue_loop, grid,
                     loop_break, parallel, serial, unroll, vectorized)
 from .tracing.macro import Macro, Ref, macro
+from .math import *
+from .math import (acos, acosh, asin, asinh, atan, atan2, atanh, bitwise_and, bitwise_or, bitwise_xor, ceil, clz, cos, cosh,
+                   erf, exp, exp10, exp2, floor, floordiv, floormod, fmod, hypot, isfinite, isinf, isnan, log, log10, log1p,
+                   log2, nearbyint, popcount, rsqrt, shift_left, shift_right, sigmoid, sin, sinh, sqrt, tan, tanh, trunc,
+                   truncdiv, truncmod)
 from .meta import *
 from .tracing.prim_func import PrimFunc, prim_func
+from .nodes import *
+from .nodes import (Add, And, Div, EQ, FloatImm, FloorDiv, FloorMod, GE, GT, IntImm, LE, LT, Max, Min, Mod, Mul, NE, Or, Sub)
 from .nvshmem import NVSHMEM as _NVSHMEM, barrier_all
 from .random import rng_init, rng_rand, rng_rand_float
 from .raw import *
@@ -72,10 +78,9 @@ _own = [n for n in globals() if not n.startswith("_")
 _public = {
     "Any": _typing.Any, "Buffer": Buffer_, "cast": _math.cast_, "ramp": _math.Ramp_,
     "broadcast": _math.Broadcast_, "If": _thread.If_, "While": _thread.While_, "__ldg": _thread.ldg,
+    "__ffs": _math.__ffs, "__fns": _math.__fns,
     "PrimExpr": _ir.Expr, "DataType": _ir.dtype,
     "boolean": _ir.dtype("bool"), "void": _ir.dtype("void"), "JITNoBuilderError": _JITNoBuilderError,
-    **{n: getattr(_nodes, n) for n in _nodes.__all__},
-    **{n: getattr(_math, n) for n in _math.__all__},
     **{n: getattr(_fastmath, n) for n in _fastmath.__all__},
     **{n: getattr(_dtypes, n) for n in _dtypes.__all__},
     **_NVSHMEM,

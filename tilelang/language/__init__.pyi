@@ -46,49 +46,10 @@ from tilelang.language.loops import (
     loop_break as loop_break,
     parallel as parallel,
 )
-from tilelang.language.math import (
-    Broadcast_ as _broadcast,
-    Ramp_ as _ramp,
-    __fns as __fns,
-    abs as _fabs,
-    abs as abs,
-    align_up as align_up,
-    bitwise_not as bitwise_not,
-    cast_ as _cast,
-    ceildiv as ceildiv,
-    clamp as clamp,
-    copysign as copysign,
-    extract_lane as extract_lane,
-    if_then_else as if_then_else,
-    index_to_coordinates as index_to_coordinates,
-    infinity as infinity,
-    isnullptr as isnullptr,
-    ldexp as ldexp,
-    likely as likely,
-    max as max,
-    max_value as max_value,
-    min as min,
-    min_value as min_value,
-    nextafter as nextafter,
-    pow as pow,
-    reinterpret as reinterpret,
-    round as round,
-    where as where,
-)
+from tilelang.language.math import *
+from tilelang.language.math import Broadcast_ as _broadcast, Ramp_ as _ramp, cast_ as _cast
 from tilelang.language.meta import *
-from tilelang.language.nodes import (
-    Broadcast as Broadcast,
-    BufferLoad as BufferLoad,
-    Call as Call,
-    Cast as Cast,
-    Not as Not,
-    Ramp as Ramp,
-    Select as Select,
-    Shuffle as Shuffle,
-    SizeVar as SizeVar,
-    StringImm as StringImm,
-    Var as Var,
-)
+from tilelang.language.nodes import *
 from tilelang.language.nvshmem import (
     barrier_all as barrier_all,
     fence as fence,
@@ -543,7 +504,6 @@ call_llvm_pure_intrin: _Unavailable3
 call_packed: _Unavailable3
 call_packed_lowered: _Unavailable3
 cast = _cast
-cdiv = ceildiv
 def ceil(x: Any, *, dtype: Any = None) -> _Expr: """ceil(x); integers are returned as they are.  Exact."""
 clc_get_first_ctaid_x: _Unavailable4
 clc_get_first_ctaid_y: _Unavailable4
@@ -577,8 +537,6 @@ def exp10(x: Any, *, dtype: Any = None) -> _Expr:
 
 def exp2(x: Any, *, dtype: Any = None) -> _Expr:
     """exp2(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types."""
-
-fabs = _fabs
 
 def fast_exp2(x: Any, *, dtype: Any = None) -> _Expr:
     """fast_exp2(x), in the type of x (integers: float32).  In float32 off by at most 4.5 units in the last place; results below 2**-126 may be zero."""

@@ -495,11 +495,6 @@ def likely(x: Any) -> Expr:
     return value_of(x)
 
 
-__all__ = ["abs", "acos", "acosh", "align_up", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_and",
-           "bitwise_not", "bitwise_or", "bitwise_xor", "cdiv", "ceil", "ceildiv", "clamp", "clz", "copysign", "cos",
-           "cosh", "erf", "exp", "exp10", "exp2", "extract_lane", "fabs", "floor", "floordiv", "floormod",
-           "fmod", "hypot", "if_then_else", "index_to_coordinates", "infinity", "isfinite", "isinf", "isnan",
-           "isnullptr", "ldexp", "likely", "log", "log10", "log1p", "log2", "max", "max_value", "min",
-           "min_value", "nearbyint", "nextafter", "popcount", "pow", "reinterpret", "round", "rsqrt",
-           "shift_left", "shift_right", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh", "trunc", "truncdiv",
-           "truncmod", "where", "__ffs", "__fns"]
+__all__ = ["abs", "align_up", "bitwise_not", "cdiv", "ceildiv", "clamp", "copysign", "extract_lane", "fabs", "if_then_else",
+           "index_to_coordinates", "infinity", "isnullptr", "ldexp", "likely", "max", "max_value", "min", "min_value",
+           "nextafter", "pow", "reinterpret", "round", "where", "__fns"]

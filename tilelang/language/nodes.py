@@ -112,6 +112,4 @@ Ramp = _node("Ramp", math.Ramp_.__doc__ or "", math.Ramp_, ir.Ramp)
 Broadcast = _node("Broadcast", math.Broadcast_.__doc__ or "", math.Broadcast_, ir.Broadcast)
 Shuffle = _node("Shuffle", math.Shuffle_.__doc__ or "", math.Shuffle_, ir.Shuffle)
 
-__all__ = ["Add", "And", "Broadcast", "BufferLoad", "Call", "Cast", "Div", "EQ", "FloatImm", "FloorDiv", "FloorMod", "GE",
-           "GT", "IntImm", "LE", "LT", "Max", "Min", "Mod", "Mul", "NE", "Not", "Or", "Ramp", "Select", "Shuffle",
-           "SizeVar", "StringImm", "Sub", "Var"]
+__all__ = ["Broadcast", "BufferLoad", "Call", "Cast", "Not", "Ramp", "Select", "Shuffle", "SizeVar", "StringImm", "Var"]
