@@ -66,13 +66,13 @@ def parameters(value: Any) -> str:
 def function(name: str, value: Any) -> str:
     """One function that is made at run time, with its documentation.
 
-    Two examples are left to help(): one that stores a call in an element, which tables make for functions of values, and that
-    of a form of another function, to which its documentation refers."""
+    Two examples are left to help(): one that stores a call in an element or variable, which tables make for functions of
+    values, and that of a form of another function, to which its documentation refers."""
     returns = inspect.signature(value).return_annotation
     result = "Any" if returns is inspect.Signature.empty else _type(returns)
     line, doc = f"def {name}({parameters(value)}) -> {result}:", inspect.getdoc(value) or ""
-    own = re.sub(r"\n\nExample:\n    [A-Z]\[\S*\] = T\.\w+\([^#]*\)\Z", "", doc)
-    if any(parameters(other) == parameters(value) for other in _referred(doc)):
+    own = re.sub(r"\n\nExample:\n    (?:[A-Z]\[\S*\]|\w+) = T\.\w+\([^#]*\)\Z", "", doc)
+    if any(parameters(other) == parameters(value) for other in _referred(name, doc)):
         own = doc.partition("\n\nExample:\n")[0]
     body = f' """{own}"""' if "\n" not in own else "\n" + textwrap.indent(f'"""{own}\n"""', "    ")
     if own != doc and len(line + body) > 128 and "\n" not in own:
@@ -80,11 +80,13 @@ def function(name: str, value: Any) -> str:
     return f"{line}{body if doc else ' ...'}\n"
 
 
-def _referred(doc: str) -> list[Any]:
-    """The functions of the language to which documentation refers for operands."""
+def _referred(name: str, doc: str) -> list[Any]:
+    """The functions of the language to which the documentation of T.name refers for operands."""
     import tilelang.language as T
+    from tilelang.language.spellings import SPELLINGS
 
-    return [getattr(T, n) for n in re.findall(r"\bas T\.(\w+)", doc.partition("\n\nExample:\n")[0])]
+    names = re.findall(r"\bas T\.(\w+)", doc.partition("\n\nExample:\n")[0])
+    return [_renamed(getattr(T, n), SPELLINGS[n]) if n in SPELLINGS and name in SPELLINGS else getattr(T, n) for n in names]
 
 
 def by_number(name: str, value: Any) -> str:
@@ -106,7 +108,7 @@ def by_number(name: str, value: Any) -> str:
     return "".join(out) + f"@_overload\ndef {name}({own}) -> _{method}[Any]:\n{doc}\n"
 
 
-def _respelled(name: str, value: Any, names: str) -> str:
+def _renamed(value: Any, names: str) -> Any:
     """A function that is made at run time, with the names of its parameters in SPELLINGS."""
     own = inspect.signature(inspect.unwrap(value))
     renamed = dict(zip(own.parameters, names.split()))
@@ -116,7 +118,7 @@ def _respelled(name: str, value: Any, names: str) -> str:
     twin.__signature__ = own.replace(  # type: ignore[attr-defined]
         parameters=[p.replace(name=renamed.get(p.name, p.name)) for p in own.parameters.values()])
     twin.__doc__ = inspect.getdoc(value)
-    return function(name, twin)
+    return twin
 
 
 def _imported(own: str, name: str, lines: list[str]) -> str:
@@ -156,7 +158,7 @@ def language() -> str:
             doc = (inspect.getdoc(value) or "").replace('"', "'")
             lines.append(f"{name}: {unavailable.setdefault(doc, f'_Unavailable{len(unavailable)}')}\n")
         elif name in SPELLINGS and inspect.isfunction(value) and inspect.unwrap(value).__code__.co_name != own:
-            lines.append(_respelled(name, value, SPELLINGS[name]))
+            lines.append(function(name, _renamed(value, SPELLINGS[name])))
         elif isinstance(value, dtype):
             lines.append(f"{name}: dtype\n")
         elif name in TENSORS:

@@ -30,8 +30,7 @@ from .composed import *
 from .composed import (all_of, any_of, atomic_addx2, atomic_addx4, warp_reduce_bitand, warp_reduce_bitor, warp_reduce_max,
                        warp_reduce_min, warp_reduce_sum)
 from .debug import device_assert, print
-from .dtypes import (AnyDType, dtype, get_tvm_dtype, is_f8f6f4_family, is_float4, is_float4_e2m1_unpacked,
-                     is_float4_e2m1fn, validate_gemm_ab_dtypes)
+from .dtypes import *
 from .distributed import *
 from .distributed import (get_block, get_pe, get_pe_num, get_warp, put_block, put_warp, wait_eq, wait_ge, wait_gt, wait_le,
                           wait_lt, wait_ne)
@@ -82,13 +81,13 @@ _public = {
     "PrimExpr": _ir.Expr, "DataType": _ir.dtype,
     "boolean": _ir.dtype("bool"), "void": _ir.dtype("void"), "JITNoBuilderError": _JITNoBuilderError,
     **{n: getattr(_fastmath, n) for n in _fastmath.__all__},
-    **{n: getattr(_dtypes, n) for n in _dtypes.__all__},
+    **_dtypes.TYPES,
     **_NVSHMEM,
     **_UNAVAILABLE,
 }
 globals().update(_public)
 globals().update(_spellings.spell(globals()))
-globals().update(_whole.for_both(globals()))
+globals().update({n: _whole.on_tensors(n, globals()[n]) for n in _whole.BOTH})
 
 # Submodules that the tracer does not need: they are loaded on first use.
 _LAZY = {
@@ -99,7 +98,7 @@ _SUBMODULES = ("eager", "dtypes", "fp8", "common", "experimental", "overrides", 
                "intrinsics", "ws_schedule")  # some are older paths, which tilelang.compat provides
 
 
-def var(name: str = "v", dtype: _typing.Any = "int32") -> _ir.Var:  # noqa: F811 - dtype is also a public name
+def var(name: str = "v", dtype: _typing.Any = "int32") -> _ir.Var:
     """A fresh scalar variable.  Raises symbol-name for a name that is no string.
 
     Example:

@@ -26,14 +26,7 @@ from tilelang.language.combine import *
 from tilelang.language.composed import *
 from tilelang.language.debug import device_assert as device_assert, print as print
 from tilelang.language.distributed import *
-from tilelang.language.dtypes import (
-    get_tvm_dtype as get_tvm_dtype,
-    is_f8f6f4_family as is_f8f6f4_family,
-    is_float4 as is_float4,
-    is_float4_e2m1_unpacked as is_float4_e2m1_unpacked,
-    is_float4_e2m1fn as is_float4_e2m1fn,
-    validate_gemm_ab_dtypes as validate_gemm_ab_dtypes,
-)
+from tilelang.language.dtypes import *
 from tilelang.language.extern import call_extern as call_extern, call_pure_extern as call_pure_extern
 from tilelang.language.fastmath import fma as fma, fmul as fmul
 from tilelang.language.hopper import *
@@ -846,9 +839,6 @@ def ldg32(src: Any, pred: Any = None) -> _Expr:
     """32 bits from global memory as uint32; zeros where pred is false.
 
     src: a buffer, region or element in global memory; the bits start at its first element, aligned to their number.  Raises wide-operand, bit-size.
-
-    Example:
-        words = T.ldg32(A[bx, tx * 16])
     """
 
 def ldg64(src: Any, pred: Any = None) -> _Expr:
@@ -861,27 +851,18 @@ def lds128(*src: Any) -> Any:
     """128 bits from shared memory as uint32x4.
 
     src: as T.lds32.
-
-    Example:
-        words = T.lds128(A_s[tx, 0])
     """
 
 def lds32(*src: Any) -> Any:
     """32 bits from shared memory as uint32.
 
     src: a buffer, region or element in shared memory; the bits start at its first element, aligned to their number.  Raises wide-operand, bit-size.
-
-    Example:
-        words = T.lds32(A_s[tx, 0])
     """
 
 def lds64(*src: Any) -> Any:
     """64 bits from shared memory as uint32x2.
 
     src: as T.lds32.
-
-    Example:
-        words = T.lds64(A_s[tx, 0])
     """
 
 llvm_lookup_intrinsic_id: _Unavailable3
@@ -1107,32 +1088,16 @@ def serial(start: Any, stop: Any = None, step: Any = None, *, annotations: Any =
     """
 
 def shfl_down(value: Any, delta: Any, width: _int = 32, mask: Any = 4294967295) -> _Var:
-    """shfl_down: the value of another lane of the warp.
-
-    Example:
-        x = T.shfl_down(X[i], 1)
-    """
+    """shfl_down: the value of another lane of the warp."""
 
 def shfl_sync(value: Any, srcLane: Any, width: _int = 32, mask: Any = 4294967295) -> _Var:
-    """shfl_sync: the value of another lane of the warp.
-
-    Example:
-        x = T.shfl_sync(X[i], 0)
-    """
+    """shfl_sync: the value of another lane of the warp."""
 
 def shfl_up(value: Any, delta: Any, width: _int = 32, mask: Any = 4294967295) -> _Var:
-    """shfl_up: the value of another lane of the warp.
-
-    Example:
-        x = T.shfl_up(X[i], 1)
-    """
+    """shfl_up: the value of another lane of the warp."""
 
 def shfl_xor(value: Any, delta: Any, width: _int = 32, mask: Any = 4294967295) -> _Var:
-    """shfl_xor: the value of another lane of the warp.
-
-    Example:
-        x = T.shfl_xor(X[i], 16)
-    """
+    """shfl_xor: the value of another lane of the warp."""
 
 def shift_left(x: Any, y: Any) -> _Expr: """`shl` of two values."""
 def shift_right(x: Any, y: Any) -> _Expr: """`shr` of two values."""
@@ -1181,9 +1146,6 @@ def sts128(*dst: Any) -> Any:
     """Store 128 bits (uint32x4) to shared memory.
 
     dst: as T.sts32.
-
-    Example:
-        T.sts128(A_s[tx, 0], T.ldg128(A[bx, tx * 16]))
     """
 
 def sts32(*dst: Any) -> Any:
@@ -1199,9 +1161,6 @@ def sts64(*dst: Any) -> Any:
     """Store 64 bits (uint32x2) to shared memory.
 
     dst: as T.sts32.
-
-    Example:
-        T.sts64(A_s[tx, 0], T.ldg64(A[bx, tx * 16]))
     """
 
 def sub2(*x: Any) -> _Expr: """sub2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2."""
@@ -1227,26 +1186,9 @@ def sync_all_warp() -> Any:
     Its operands and errors are as T.sync_all has them.
     """
 
-def syncthreads_and(pred: Any) -> _Var:
-    """syncthreads_and over the block: int32.
-
-    Example:
-        found = T.syncthreads_and(X[i] > 0)
-    """
-
-def syncthreads_count(pred: Any) -> _Var:
-    """syncthreads_count over the block: int32.
-
-    Example:
-        found = T.syncthreads_count(X[i] > 0)
-    """
-
-def syncthreads_or(pred: Any) -> _Var:
-    """syncthreads_or over the block: int32.
-
-    Example:
-        found = T.syncthreads_or(X[i] > 0)
-    """
+def syncthreads_and(pred: Any) -> _Var: """syncthreads_and over the block: int32."""
+def syncthreads_count(pred: Any) -> _Var: """syncthreads_count over the block: int32."""
+def syncthreads_or(pred: Any) -> _Var: """syncthreads_or over the block: int32."""
 
 def tan(x: Any, *, dtype: Any = None) -> _Expr:
     """tan(x), in the type of x (integers are not accepted).  At most 4.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
@@ -1333,11 +1275,7 @@ def unroll(start: Any, stop: Any = None, step: Any = None, *, explicit: _bool = 
     """
 
 def var(name: _str = 'v', dtype: Any = 'int32') -> Any:
-    """A fresh scalar variable.  Raises symbol-name for a name that is no string.
-
-    Example:
-        k = T.var("k", "int32")
-    """
+    """A fresh scalar variable.  Raises symbol-name for a name that is no string."""
 
 def vectorized(start: Any, stop: Any = None, *, annotations: Any = None) -> _Loop[_Var]:
     """SIMD loop of one thread; the extent should be a vector width.
@@ -1393,41 +1331,11 @@ def wait_ne(value: Any, expected: Any, peer: Any = -1, found: Any = None) -> Any
     All else is as T.wait_eq has it.
     """
 
-def warp_reduce_bitand(value: Any) -> _Expr:
-    """bitand over the lanes of the warp; every lane gets it.
-
-    Example:
-        total = T.warp_reduce_bitand(I[i])
-    """
-
-def warp_reduce_bitor(value: Any) -> _Expr:
-    """bitor over the lanes of the warp; every lane gets it.
-
-    Example:
-        total = T.warp_reduce_bitor(I[i])
-    """
-
-def warp_reduce_max(value: Any) -> _Expr:
-    """max over the lanes of the warp; every lane gets it.
-
-    Example:
-        total = T.warp_reduce_max(X[i])
-    """
-
-def warp_reduce_min(value: Any) -> _Expr:
-    """min over the lanes of the warp; every lane gets it.
-
-    Example:
-        total = T.warp_reduce_min(X[i])
-    """
-
-def warp_reduce_sum(value: Any) -> _Expr:
-    """sum over the lanes of the warp; every lane gets it.
-
-    Example:
-        total = T.warp_reduce_sum(X[i])
-    """
-
+def warp_reduce_bitand(value: Any) -> _Expr: """bitand over the lanes of the warp; every lane gets it."""
+def warp_reduce_bitor(value: Any) -> _Expr: """bitor over the lanes of the warp; every lane gets it."""
+def warp_reduce_max(value: Any) -> _Expr: """max over the lanes of the warp; every lane gets it."""
+def warp_reduce_min(value: Any) -> _Expr: """min over the lanes of the warp; every lane gets it."""
+def warp_reduce_sum(value: Any) -> _Expr: """sum over the lanes of the warp; every lane gets it."""
 wgmma_gemm_sp: _Unavailable7
 def all(x: Any, axis: Any = None, keepdims: _bool = False) -> Any: """Whether all are true.  axis: an integer or several, None for all; keepdims: keep them with extent 1."""
 def amax(x: Any, axis: Any = None, keepdims: _bool = False) -> Any: """The greatest element that is not NaN; the least value of the type of no element.  axis: an integer or several, None for all; keepdims: keep them with extent 1."""

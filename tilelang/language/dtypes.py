@@ -16,16 +16,16 @@ _SCALARS = ("bool", "int4", "int8", "int16", "int32", "int64", "uint8", "uint16"
             "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn", "float4_e2m1_unpacked")
 _NO_VECTORS = ("bool", "int4", "float4_e2m1_unpacked")
 
-_all: dict[str, dtype] = {n: dtype(n) for n in _SCALARS}
+TYPES: dict[str, dtype] = {n: dtype(n) for n in _SCALARS}
 for _n in _SCALARS:
     if _n not in _NO_VECTORS:
         for _l in _LANES:
-            _all[f"{_n}x{_l}"] = dtype(f"{_n}x{_l}")
-_all.update(short=dtype("int16"), int=dtype("int32"), uint=dtype("uint32"), long=dtype("int64"), half=dtype("float16"),
-            float=dtype("float32"), double=dtype("float64"))
+            TYPES[f"{_n}x{_l}"] = dtype(f"{_n}x{_l}")
+TYPES.update(short=dtype("int16"), int=dtype("int32"), uint=dtype("uint32"), long=dtype("int64"), half=dtype("float16"),
+             float=dtype("float32"), double=dtype("float64"))
 
-globals().update(_all)
-_all_dtypes = sorted(_all)
+globals().update(TYPES)
+_all_dtypes = sorted(TYPES)
 
 
 def __getattr__(name: str) -> Any:
@@ -88,4 +88,5 @@ def validate_gemm_ab_dtypes(a: Any, b: Any, *, a_in_tmem: Any = False, allow_f8f
 
 
 __all__ = ["AnyDType", "dtype", "get_tvm_dtype", "is_f8f6f4_family", "is_float4", "is_float4_e2m1_unpacked",
-           "is_float4_e2m1fn", "validate_gemm_ab_dtypes", *sorted(_all)]
+           "is_float4_e2m1fn", "validate_gemm_ab_dtypes"]
+__all__ += sorted(TYPES)

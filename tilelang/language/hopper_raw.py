@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Buffer, Const, Expr, Load, as_bool, as_dim, binary, call, cast, const, convert, load,
-                         BufferFacts, GLOBAL, LOCAL, SHARED, VARIABLE)
+from tilelang.ir import (AddressOf, Buffer, Const, Expr, Load, as_bool, as_dim, binary, call, cast, const, convert, is_const,
+                         load, BufferFacts, GLOBAL, LOCAL, SHARED, VARIABLE)
 from tilelang.ir.record import record
 from tilelang.target.mma import PTX_TYPES, operand_dtype
 from tilelang.target.tensor_map import STRIDE_ALIGN, TensorMap, unsupported
@@ -296,12 +296,8 @@ def _check_tensor(m: TensorMap, kind: Any, groups: list[list[Any]]) -> None:
 def _equal(x: Any, y: Any) -> bool:
     x, y = (v.value if isinstance(v, Const) else v for v in (x, y))
     if isinstance(x, Expr) and isinstance(y, Expr):
-        return _is_zero(Analyzer().simplify(binary("sub", cast(x, "int64"), cast(y, "int64"))))
+        return is_const(Analyzer().simplify(binary("sub", cast(x, "int64"), cast(y, "int64"))), 0)
     return bool(x == y) if not isinstance(x, Expr) and not isinstance(y, Expr) else False
-
-
-def _is_zero(e: Expr) -> bool:
-    return isinstance(e, Const) and e.value == 0
 
 
 def _shown(values: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -33,11 +33,6 @@ def on_tensors(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
         return fn(*args, **kwargs)
 
     return call
-
-
-def for_both(names: Mapping[str, Any]) -> dict[str, Any]:
-    """The functions of BOTH among the names of the language, made to take tensors of programs too."""
-    return {n: on_tensors(n, names[n]) for n in BOTH}
 
 
 def function_of_programs(name: str) -> Any:

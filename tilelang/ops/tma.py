@@ -136,11 +136,6 @@ def row_boxes(op: Any, count: int) -> list[Any] | None:
     return out
 
 
-def _some_rows(p: SwizzledBoxes, first: int, rows: int) -> tuple[Box, ...]:
-    """Boxes of some rows of a tile whose boxes each span all rows."""
-    return tuple(replace(b, row=0, rows=rows, offset=b.offset + first * p.width) for b in p.boxes())
-
-
 def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     """The TMA loads of a copy, as statements of the one thread that issues them.  to: mask of the CTAs that receive the tile.
 
@@ -155,8 +150,9 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
         raise InternalError(f"a copy to `{dst.buffer.name}` was planned as TMA, but it is no TMA box")
     boxes, step, count, blocks = got.boxes(), Box(0, 0, 0, 0, 0), 1, 1
     rank: Expr = const(0)
-    if rows != got.rows:
-        boxes = _some_rows(got, int(convert(dst.mins[-2]).value), rows)  # type: ignore[attr-defined]
+    if rows != got.rows:  # some rows of a tile whose boxes each span all of them
+        first = int(convert(dst.mins[-2]).value)  # type: ignore[attr-defined]
+        boxes = tuple(replace(b, row=0, rows=rows, offset=b.offset + first * got.width) for b in boxes)
     if op.plan.cluster_split:
         given, blocks, to = op.plan.cluster_split
         mine = _sub_tiles(got, blocks)

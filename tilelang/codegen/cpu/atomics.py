@@ -8,7 +8,7 @@ from tilelang.ir import AddressOf, Call, dtype, GLOBAL
 from tilelang.target.cpu import unsupported
 
 from . import arithmetic
-from .code import CallPrinter, Code
+from .code import CallPrinter, Code, pointed
 from .text import Fn
 from .types import convert, from_memory, load, memory_type, store, to_memory, value_type
 
@@ -75,9 +75,7 @@ def _exchanged_if(f: Fn, address: str, compare: str, new: str, it: str, order: s
 
 
 def _target(cx: Code, e: Call) -> tuple[AddressOf, str]:
-    where = e.args[0]
-    if not isinstance(where, AddressOf):
-        raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
+    where = pointed(cx, e, e.args[0])
     return where, cx.address_of(where)
 
 
@@ -87,9 +85,7 @@ def _in_range(cx: Code, where: AddressOf) -> str:
 
 def _atomic(kind: str) -> CallPrinter:
     def emit(cx: Code, e: Call) -> str:
-        where = e.args[0]
-        if not isinstance(where, AddressOf):
-            raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
+        where = pointed(cx, e, e.args[0])
         dt = where.buffer.dtype
         v = cx.cast_value(e.args[1], dt)
         shared = where.buffer.scope() != GLOBAL

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilelang.arith import Analyzer
-from tilelang.ir import AddressOf, Alloc, Buffer, Call, Expr, GLOBAL, Launch, StringConst, Var, as_bool, dtype, walk
+from tilelang.ir import Alloc, Buffer, Call, Expr, GLOBAL, Launch, StringConst, Var, as_bool, dtype, walk
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import CpuLaunch, WarpRoleCode
 from tilelang.target.cpu_ranges import with_indices
@@ -18,7 +18,7 @@ from tilelang.target.thread_calls import ASSERTION, CLOCKS
 from .atomics import ATOMIC_CALLS
 from .barriers import BARRIER_CALLS
 from .clusters import CLUSTER_CALL_PRINTERS
-from .code import CallPrinter, Code, HostFunction
+from .code import CallPrinter, Code, HostFunction, pointed
 from .lane_faults import assertion
 from .lanes import LANE_CALL_PRINTERS
 from .state import BlockState, Bound, LaneFaults, Storage, WarpRoleState
@@ -162,9 +162,7 @@ def _clock(cx: Code, e: Call) -> str:
 
 def _cp_async(cx: Code, e: Call) -> str:
     """Copy bytes from global to shared memory, or zeros where the predicate is false. The copy is complete at once."""
-    dst, src = e.args[0], e.args[1]
-    if not (isinstance(dst, AddressOf) and isinstance(src, AddressOf)):
-        raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
+    dst, src = (pointed(cx, e, a) for a in e.args[:2])
     f, n = cx.f, e.options.bytes
     to = cx.address_of(dst)
     wanted = cx.value(as_bool(e.args[2])) if len(e.args) > 2 else "true"
@@ -199,9 +197,7 @@ def _thread_return(cx: Code, e: Call) -> str:
 
 
 def _ldg(cx: Code, e: Call) -> str:
-    where = e.args[0]
-    if not isinstance(where, AddressOf):
-        raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
+    where = pointed(cx, e, e.args[0])
     at, dt = cx.address_of(where), where.buffer.dtype
     ok = cx.in_range(where, [cx.index(i) for i in where.indices])
     return cx.f.choose(ok, value_type(dt), lambda: load(cx.f, dt, at), lambda: cx.safe_value(where.buffer, dt))

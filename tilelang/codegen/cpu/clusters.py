@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import AddressOf, Call
+from tilelang.ir import Call
 from tilelang.ops import Copy
 from tilelang.target.cpu import unsupported
 
 from .barriers import barrier_at, barrier_operand, need_all_threads, wait_until
 from .coroutine import CLUSTER, PROGRESS, add_word, get_word, signal
-from .code import CallPrinter, Code
+from .code import CallPrinter, Code, pointed
 from .state import WarpRoleState, Storage
 from .types import store, value_type
 
@@ -71,9 +71,7 @@ def _barrier(cx: Code, e: Call) -> str:
 def _store(cx: Code, e: Call) -> str:
     """cluster_store(address, cta, value)."""
     _in_cluster(cx, e.op, e.span)
-    where = e.args[0]
-    if not isinstance(where, AddressOf):
-        raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
+    where = pointed(cx, e, e.args[0])
     at = cx.address_of(where)
     v = cx.cast_value(e.args[2], where.buffer.dtype)
     store(cx.f, where.buffer.dtype, v, address_in_rank(cx, at, cx.index(e.args[1])), e.span)

@@ -434,3 +434,10 @@ _PRINT: dict[type, Callable[[Code, Any], str]] = {
     Shuffle: Code._shuffle, AddressOf: Code.address_of, CheckedLoad: Code.load,
     CheckedAddress: Code.address_of,
 }
+
+
+def pointed(cx: Code, e: Call, a: Expr) -> AddressOf:
+    """An operand of a call, the address of an element. Raises cpu-unsupported for a computed pointer."""
+    if not isinstance(a, AddressOf):
+        raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
+    return a

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tilelang.ir import AddressOf, Call, Expr, dtype
+from tilelang.ir import Call, Expr, dtype
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import is_private
 from tilelang.target.mma import MMA_ROWS
 from tilelang.target.thread_calls import WARP
 
 from .lane_faults import fail_if, lanes_of
-from .code import Code
+from .code import Code, pointed
 from .state import PARTIAL
 from .text import Fn, Module, clean
 from .threads import over_threads, this_thread
@@ -30,8 +30,7 @@ class Operand:
     """An operand of each thread: the address of its first element, elements at a distance of `step` bytes."""
 
     def __init__(self, cx: Code, a: Expr, e: Call) -> None:
-        if not isinstance(a, AddressOf):
-            raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
+        a = pointed(cx, e, a)
         self.f, self.buffer = cx.f, a.buffer
         where = cx.base_of(a.buffer)
         self.bytes = max(where.unit, a.buffer.dtype.bytes)

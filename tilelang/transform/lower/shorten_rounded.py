@@ -105,7 +105,9 @@ def _shortened(e: Expr, to: dtype, summed: Storages) -> Expr:
             if isinstance(x, Call):
                 left -= form.units
                 return Call(form.name, x.args, F32, span=x.span)
-            if isinstance(x, Binary) and _inexact(x, summed):
+            # computed from functions with an error, or from sums in an unspecified order
+            if isinstance(x, Binary) and any(y.op in FORMS if isinstance(y, Call) else y.buffer.data in summed
+                                             for y in walk(x, Call, Load)):
                 left -= form.units
                 return Call(form.name, (visit(x.a, False), visit(x.b, False)), F32, span=x.span)
         if isinstance(x, Select):
@@ -132,11 +134,6 @@ def _beside_constant(e: Expr) -> Call | None:
         if isinstance(c, Const) and isinstance(f, Call) and "sum" in FORMS.get(f.op, ()) and abs(float(c.value)) >= k:
             return f
     return None
-
-
-def _inexact(e: Expr, summed: Storages) -> bool:
-    """Whether a value is computed from functions with an error, or from sums in an unspecified order."""
-    return any(y.op in FORMS for y in walk(e, Call)) or any(y.buffer.data in summed for y in walk(e, Load))
 
 
 def _not_negative(e: Expr) -> bool:

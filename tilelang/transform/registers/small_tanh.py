@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 from tilelang.ir import (LOCAL, Alloc, Bind, Binary, Buffer, Call, Const, Expr, For, Func, If, Load, Seq, Stmt, Store, binary,
@@ -117,8 +116,8 @@ def _with_maxima(before: list[Stmt], s: For, limit: float) -> list[Stmt] | None:
     if any(e.writes and e.storage is maxima.data for y in before[at + 1:] for e in effects(y)):
         return None
     lowest, highest = Load(least, ZERO, F32), [Load(maxima, (const(r),), F32) for r in range(maxima.size)]
-    sought = rewrite(_valued(rows[1], lambda e: binary("max", lowest, binary("max", unary("neg", e.b), const(0.0, F32)))),
-                     lambda y: replace(y, buffer=least, indices=ZERO), Store)
+    sought = renamed(rewrite(rows[1], lambda y: replace(y, buffer=least, indices=ZERO, value=binary(
+        "max", lowest, binary("max", unary("neg", y.value.b), const(0.0, F32)))), Store))
     between = [y for y in before[at + 1:] if not calls(y, "wgmma_hold")]  # the branches hold what is behind them, too
     small: list[Any] = [binary("le", y, const(limit, F32)) for y in highest]  # NaN is not
     large = any_lane([unary("not", y) for y in (*small, binary("le", lowest, const(limit, F32)))])
@@ -129,11 +128,6 @@ def _with_maxima(before: list[Stmt], s: For, limit: float) -> list[Stmt] | None:
     doubt, either = fresh("doubt", "int32"), _either(s, large)
     return [*start, *rows, Bind(doubt, doubtful), *between,
             If(binary("ne", doubt, const(0, "int32")), seq(sought, *either), renamed(either[-1].orelse), span=s.span)]
-
-
-def _valued(s: Stmt, value: Callable[[Any], Expr]) -> Any:
-    """A copy of a statement that stores functions of its values."""
-    return renamed(rewrite(s, lambda x: replace(x, value=value(x.value)), Store))
 
 
 def _anchored(s: For, tanh: Call, maxima: Any) -> bool:
