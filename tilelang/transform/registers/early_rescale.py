@@ -19,15 +19,15 @@ from __future__ import annotations
 
 from copy import copy
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Select, Stmt,
-                         Store, Var, binary, cast, const, contains, free_vars, fresh, logical, replace, rewrite_stmts, seq,
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, For, If, Launch, Load, Select, Stmt,
+                         Store, Var, binary, const, contains, free_vars, fresh, replace, rewrite_stmts, seq,
                          stmts_of, substitute, walk, LOCAL)
 from tilelang.ir.record import record
 from tilelang.target.register_forms import form_of
 
 from ..analysis.effects import effects
 from ..analysis.statements import do, renamed
-from .voted_maxima import calls, factor_of, renamed_buffer, row_loop, split_total, vote_on_maxima, writes
+from .voted_maxima import any_lane, calls, factor_of, renamed_buffer, row_loop, split_totals, vote_on_maxima, writes
 
 # Registers of accumulators from which on a vote is about their multiplications alone.  With 32, that cost 6 to 8 % of
 # attention, and a vote about maxima takes 4 % off; with 64, this one costs 3 %.
@@ -167,9 +167,6 @@ def _restricted(loops: list[For], body: Stmt, ranges: dict[Var, tuple[int, int]]
 # steps of 64 keys, and a branch taken that often costs as much as it saves.
 
 
-_WARP = 0xffffffff
-
-
 @record
 class Lazy:
     """branch: statements that replace the scaling.  rest: index in the loop's body -> statement that replaces it."""
@@ -196,26 +193,15 @@ def rescale_lazily(body: list[Stmt], scaled: int, place: int, factor: Buffer) ->
             any(writes(s, b) for s in body[made[0] + 1:scaled] for b in sources.values()) or \
             not any(_stays(s, list(sources.values())) for s in body[:made[0]]):
         return None
-    own = replace(factor, name=f"{factor.name}_moved", data=fresh(f"{factor.name}_moved", factor.data.dtype))
-    totals: list[Stmt] = []
-    rest: dict[int, Stmt] = {}
-    for i, s in enumerate(body):
-        if i in (made[0], scaled) or not any(x.buffer.data is factor.data for x in walk(s, Load)):
-            continue
-        split = split_total(s, factor, own) if i > place else None
-        if split is None or any(e.storage is split[2].data for x in body[place:i] for e in effects(x)) or i > scaled:
-            return None
-        totals.append(split[0])
-        rest[i] = split[1]
-    vote = fresh("moved", "int32")
-    moved: Expr | None = None
-    for r in range(factor.size):
-        row = binary("ne", substitute(exponent, {var: const(r, var.dtype)}), const(0.0, exponent.dtype))
-        moved = row if moved is None else logical("or", moved, row)
+    split = split_totals(body, made[0], scaled, factor, range(place + 1, scaled), place)
+    if split is None:
+        return None
+    (own, totals, rest), vote = split, fresh("moved", "int32")
+    rows = [binary("ne", substitute(exponent, {var: const(r, var.dtype)}), const(0.0, exponent.dtype))
+            for r in range(factor.size)]
     made_again = renamed(replace(body[made[0]], body=replace(store, buffer=own)))
     branch = seq(Alloc(own), made_again, *totals, renamed_buffer(body[scaled], factor, own))
-    any_row = Call("any_sync", (cast(moved, "int32"), const(_WARP, "uint32")), vote.dtype)
-    return Lazy((Bind(vote, any_row), If(binary("ne", vote, const(0, "int32")), branch)), rest)
+    return Lazy((Bind(vote, any_lane(rows)), If(binary("ne", vote, const(0, "int32")), branch)), rest)
 
 
 def _stays(s: Stmt, sources: list[Buffer]) -> bool:

@@ -28,14 +28,14 @@ import math
 from typing import Any
 
 from tilelang.ir import (LOCAL, Alloc, Bind, Binary, Buffer, Call, Const, Expr, For, Func, If, Load, Seq, Stmt, Store, binary,
-                         call, cast, const, dtype, fresh, logical, replace, rewrite, seq, stmts_of, unary, walk)
+                         const, dtype, fresh, logical, replace, rewrite, seq, stmts_of, unary, walk)
 from tilelang.target.register_forms import EX2, constant, form_of, sum_form
 from tilelang.target.rounded_functions import FORMS, LEAST_ANCHORED, SCALED_TANH, SMALL_TANH
 
 from ..analysis.effects import effects
 from ..analysis.statements import rename, renamed
 from ..framework.pass_ import DEVICE, PassContext, pass_
-from .voted_maxima import calls, rows_at_once
+from .voted_maxima import any_lane, calls, rows_at_once
 
 F32 = dtype("float32")
 FEWEST = 16  # elements of a thread for which the vote pays
@@ -148,12 +148,6 @@ def _anchored(s: For, tanh: Call, maxima: Any) -> bool:
     form = form_of(rewrite(s, lambda y: x if y is tanh else None, Call))
     mapped = form is not None and form.kind == "map"
     return mapped and all(constant(t.indices[0], at) == row[place] for place, at in form.points)  # type: ignore[union-attr]
-
-
-def any_lane(conditions: list[Expr]) -> Expr:
-    """Whether one of the conditions holds in some lane."""
-    some = functools.reduce(lambda x, y: logical("or", x, y), conditions)
-    return call("any_sync", (cast(some, "int32"), const(0xffffffff, "uint32")), "int32")
 
 
 def _either(s: For, large: Expr) -> list[Any]:

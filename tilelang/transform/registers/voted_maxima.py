@@ -22,18 +22,18 @@ does, that the program updates the maximum under a condition: else some row of a
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Load, Select, Stmt,
-                         Store, Var, binary, cast, const, contains, fresh, logical, replace, rewrite, seq, stmts_of, substitute,
-                         walk, with_options, LOCAL)
+                         Store, Var, binary, call, cast, const, contains, fresh, logical, replace, rewrite, seq, stmts_of,
+                         substitute, walk, with_options, LOCAL)
 from tilelang.ir.record import record
 from tilelang.target.register_forms import form_of
 
 from ..analysis.effects import effects
 from ..analysis.statements import do, renamed
 
-WARP = 0xffffffff  # all lanes
 MOST_ROWS = 4  # of a thread
 
 
@@ -71,22 +71,12 @@ def vote_on_maxima(body: list[Stmt], scaled: int) -> list[Stmt] | None:
     if any(writes(s, b) for s in body[maxima.chosen + 1:] for b in (maxima.top, maxima.before)) or any(
             e.storage in changed for s in others for e in effects(s)):
         return None
-    own = replace(factor, name=f"{factor.name}_moved", data=fresh(f"{factor.name}_moved", factor.data.dtype))
-    totals, rest = [], dict[int, Stmt]()
-    for i, s in enumerate(body):
-        if i in (made[0], scaled) or not any(x.buffer.data is factor.data for x in walk(s, Load)):
-            continue
-        split = split_total(s, factor, own) if made[0] < i < waits else None
-        if split is None or any(e.storage is split[2].data for x in body[maxima.first:i] for e in effects(x)):
-            return None
-        totals.append(split[0])
-        rest[i] = split[1]
-    found = _of_threads(body, maxima)
-    if found is None or not totals:
+    split = split_totals(body, made[0], scaled, factor, range(made[0] + 1, waits), maxima.first)
+    found = None if split is None else _of_threads(body, maxima)
+    if split is None or found is None or not split[1]:
         return None
-    quick, lanes, moved = found
+    (own, totals, rest), (quick, lanes, rows) = split, found
     vote = fresh("moved", "int32")
-    any_row = Call("any_sync", (cast(moved, "int32"), const(WARP, "uint32")), vote.dtype)
     made_own = renamed(replace(body[made[0]], body=replace(exponents[1], buffer=own)))
     inside = range(maxima.first, maxima.chosen + 1)
     kept = [lanes if i == maxima.reduced else body[i] for i in inside
@@ -95,8 +85,8 @@ def vote_on_maxima(body: list[Stmt], scaled: int) -> list[Stmt] | None:
     some = binary("ne", vote, const(0, "int32"))
     total = row_loop(rest[max(rest)])[1].buffer  # type: ignore[index]
     held = [do("wgmma_hold", AddressOf(total, (const(0),)), count=min(2, total.size))] if waits < scaled else []
-    return [*body[:maxima.first], *allocs, *quick, Alloc(own), Bind(vote, any_row), If(some, seq(*kept, made_own, *totals)),
-            *(rest.get(i, body[i]) for i in range(maxima.chosen + 1, waits)),
+    return [*body[:maxima.first], *allocs, *quick, Alloc(own), Bind(vote, any_lane(rows)),
+            If(some, seq(*kept, made_own, *totals)), *(rest.get(i, body[i]) for i in range(maxima.chosen + 1, waits)),
             *held, *body[waits:scaled],
             If(some, renamed_buffer(body[scaled], factor, own)), *body[scaled + 1:]]
 
@@ -137,9 +127,9 @@ def _reduces(s: Stmt) -> bool:
     return form is not None and form.kind == "sums" and any(x.op == "max" for x in walk(s, Binary))
 
 
-def _of_threads(body: list[Stmt], m: Maxima) -> tuple[list[Stmt], Stmt, Expr] | None:
-    """(statements that find what a thread's own elements would make of `top`, the reduction over lanes of what they find, the
-    condition that a row moves)."""
+def _of_threads(body: list[Stmt], m: Maxima) -> tuple[list[Stmt], Stmt, list[Expr]] | None:
+    """(statements that find what a thread's own elements would make of `top`, the reduction over lanes of what they find, for
+    each row the condition that it moves)."""
     found = rows_at_once(body[m.reduced])
     if found is None:
         return None
@@ -159,7 +149,7 @@ def _of_threads(body: list[Stmt], m: Maxima) -> tuple[list[Stmt], Stmt, Expr] | 
     over_lanes = renamed(replace(whole, body=seq(start, *lanes)))
     chosen: Any = body[m.chosen]  # a loop over rows
     rows = [substitute(chosen.body.value.cond, {chosen.var: const(r, chosen.var.dtype), **names}) for r in range(m.top.size)]
-    return [*map(Alloc, names.values()), *parts], over_lanes, functools.reduce(lambda x, y: logical("or", x, y), rows)
+    return [*map(Alloc, names.values()), *parts], over_lanes, rows
 
 
 def rows_at_once(s: Stmt) -> tuple[For, For, For] | None:
@@ -206,7 +196,30 @@ def row_loop(s: Stmt) -> tuple[Var, Store] | None:
     return (s.var, to) if whole else None
 
 
-def split_total(s: Stmt, factor: Buffer, own: Buffer) -> tuple[Stmt, Stmt, Buffer] | None:
+def split_totals(body: list[Stmt], made: int, scaled: int, factor: Buffer, inside: range,
+                 begin: int) -> tuple[Buffer, list[Stmt], dict[int, Stmt]] | None:
+    """(own factors of a branch, totals times these, place of a total -> what adds to it) for a loop where the statements inside
+    alone use `factor`, but for those that make it and scale by it, and none from `begin` on uses a total before.  Else None."""
+    own = replace(factor, name=f"{factor.name}_moved", data=fresh(f"{factor.name}_moved", factor.data.dtype))
+    totals, rest = list[Stmt](), dict[int, Stmt]()
+    for i, s in enumerate(body):
+        if i in (made, scaled) or not any(x.buffer.data is factor.data for x in walk(s, Load)):
+            continue
+        split = _split_total(s, factor, own) if i in inside else None
+        if split is None or any(e.storage is split[2].data for x in body[begin:i] for e in effects(x)):
+            return None
+        totals.append(split[0])
+        rest[i] = split[1]
+    return own, totals, rest
+
+
+def any_lane(conditions: Sequence[Expr]) -> Expr:
+    """Whether one of the conditions holds in some lane."""
+    some = functools.reduce(lambda x, y: logical("or", x, y), conditions)
+    return call("any_sync", (cast(some, "int32"), const(0xffffffff, "uint32")), "int32")
+
+
+def _split_total(s: Stmt, factor: Buffer, own: Buffer) -> tuple[Stmt, Stmt, Buffer] | None:
     """(total *= own, total += part, total) from a loop `total = total * factor + part`."""
     found = row_loop(s)
     if found is None:
