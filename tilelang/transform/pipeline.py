@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from tilelang.errors import TileLangError, error
-from tilelang.ir import For, Func, Launch, replace, rewrite, rewrite_stmts, walk, with_options, GLOBAL, SHARED
+from tilelang.ir import For, Func, Launch, replace, rewrite_launches, rewrite_stmts, walk, with_options, GLOBAL, SHARED
 from tilelang.ops import Copy
 from tilelang.target import Target
 
@@ -201,7 +201,8 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
             if why:
                 if given_up != _AS_WRITTEN:
                     log.warning("`%s` is compiled without %s: %s", func.name, given_up, why)
-                out = _with_report(out, f"compiled without {given_up}: {why}")
+                out = rewrite_launches(out, lambda n, said=f"compiled without {given_up}: {why}": with_options(
+                    n, report=(*n.plan.report, said)))
             return split_host(out)
         why = why or doubt
         if plan_only():
@@ -248,12 +249,6 @@ def _doubt(func: Func) -> str | None:
 def _asynchronous(n: Func | Launch) -> bool:
     """Whether threads are ordered by more than block barriers and cp.async groups, so that the verifier needs its model."""
     return follows(list(walk(n.body)))
-
-
-def _with_report(func: Func, line: str) -> Func:
-    """The program with a line added to the reports of its launches."""
-    return replace(func, body=rewrite(func.body, lambda x: with_options(
-        x, report=(*x.plan.report, line)) if isinstance(x, Launch) else None))
 
 
 def _fewer_stages(func: Func, excess: int) -> Func | None:

@@ -39,7 +39,10 @@ def block_returns(n: Launch, cx: PassContext) -> Launch | None:
     Unchanged are returns in loops that are not serial, returns that only some threads take, and programs that order threads
     or blocks by hand.
     """
-    body = _Tail(n).of([n.body]) if _returns(n.body) and not _by_hand(n) else None
+    if not _returns(n.body) or n.plan.cluster is not None or any(x.op == "in_warp_groups" or is_sync(x) and x.op not in (
+            "thread_return", *_BLOCK) for x in walk(n.body, Call)):
+        return None
+    body = _Tail(n).of([n.body])
     return None if body is None else replace(n, body=seq(*body))
 
 
@@ -49,11 +52,6 @@ def _is_return(s: Stmt) -> bool:
 
 def _returns(s: Stmt | None) -> bool:
     return s is not None and any(x.op == "thread_return" for x in walk(s, Call))
-
-
-def _by_hand(n: Launch) -> bool:
-    return n.plan.cluster is not None or any(
-        x.op == "in_warp_groups" or x.op != "thread_return" and is_sync(x) and x.op not in _BLOCK for x in walk(n.body, Call))
 
 
 class _Tail:

@@ -27,7 +27,7 @@ from tilelang.target.register_forms import form_of
 
 from ..analysis.effects import effects
 from ..analysis.statements import do, renamed
-from .voted_maxima import any_lane, calls, factor_of, renamed_buffer, row_loop, split_totals, vote_on_maxima, writes
+from .voted_maxima import any_lane, calls, factor_of, renamed_buffer, row_loop, factored_out, vote_on_maxima, writes
 
 # Registers of accumulators from which on a vote is about their multiplications alone.  With 32, that cost 6 to 8 % of
 # attention, and a vote about maxima takes 4 % off; with 64, this one costs 3 %.
@@ -193,7 +193,7 @@ def rescale_lazily(body: list[Stmt], scaled: int, place: int, factor: Buffer) ->
             any(writes(s, b) for s in body[made[0] + 1:scaled] for b in sources.values()) or \
             not any(_stays(s, list(sources.values())) for s in body[:made[0]]):
         return None
-    split = split_totals(body, made[0], scaled, factor, range(place + 1, scaled), place)
+    split = factored_out(body, made[0], scaled, factor, range(place + 1, scaled), place)
     if split is None:
         return None
     (own, totals, rest), vote = split, fresh("moved", "int32")

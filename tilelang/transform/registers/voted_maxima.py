@@ -71,7 +71,7 @@ def vote_on_maxima(body: list[Stmt], scaled: int) -> list[Stmt] | None:
     if any(writes(s, b) for s in body[maxima.chosen + 1:] for b in (maxima.top, maxima.before)) or any(
             e.storage in changed for s in others for e in effects(s)):
         return None
-    split = split_totals(body, made[0], scaled, factor, range(made[0] + 1, waits), maxima.first)
+    split = factored_out(body, made[0], scaled, factor, range(made[0] + 1, waits), maxima.first)
     found = None if split is None else _of_threads(body, maxima)
     if split is None or found is None or not split[1]:
         return None
@@ -196,10 +196,10 @@ def row_loop(s: Stmt) -> tuple[Var, Store] | None:
     return (s.var, to) if whole else None
 
 
-def split_totals(body: list[Stmt], made: int, scaled: int, factor: Buffer, inside: range,
+def factored_out(body: list[Stmt], made: int, scaled: int, factor: Buffer, inside: range,
                  begin: int) -> tuple[Buffer, list[Stmt], dict[int, Stmt]] | None:
-    """(own factors of a branch, totals times these, place of a total -> what adds to it) for a loop where the statements inside
-    alone use `factor`, but for those that make it and scale by it, and none from `begin` on uses a total before.  Else None."""
+    """(own factors of a branch, accumulators times these, place of one -> what adds to it) for a loop where the statements
+    `inside` alone use `factor`, but for those that make it and scale by it, and none from `begin` on uses these before."""
     own = replace(factor, name=f"{factor.name}_moved", data=fresh(f"{factor.name}_moved", factor.data.dtype))
     totals, rest = list[Stmt](), dict[int, Stmt]()
     for i, s in enumerate(body):
