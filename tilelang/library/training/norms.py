@@ -150,7 +150,7 @@ RMS_NORM, LAYER_NORM = _norm("rms_norm", False), _norm("layer_norm", True)
 
 # ---- kernels ----------------------------------------------------------------------------------------------------------
 
-_TALL, _NARROW = 64, 32  # the tile of the second stage
+_ADDED, _FEW = ((256, 16), (128, 32)), 4096  # tiles of the second stage; columns up to which more blocks are worth more loads
 _STAGES, _BESIDE = 3, 4096  # tiles of x and dy on their way; bytes of shared memory for sums
 _BUSY = 640  # threads of an SM that go over rows
 
@@ -316,34 +316,37 @@ def means_of_chunks(f, m, X, W, Stats, dY, Means):
 
 
 @T.macro
-def keep_partial(total, column, Partials, which, block, at):
-    """Store what a block has for the columns from `at` on in one of the matrices of Partials."""
+def keep(total, column, Partials, which, block, p, at, gradient):
+    """Store what one of p blocks has for the columns from `at` on in a matrix of Partials; the only one has their gradient."""
     T.reduce_sum(total, column, dim=0)
-    T.copy(column, Partials[which, block, at])
+    if p == 1:
+        T.copy(column, gradient[at])
+    else:
+        T.copy(column, Partials[which, block, at])
 
 
 @T.macro
 def add_up(f, p, partials, dW, dB):
-    """The second stage: one or both of the matrices of `partials`, reduced over their p rows."""
-    of_weight, of_bias = f.weight != "", f.bias != ""
-    with T.Kernel(T.ceildiv(f.n, _NARROW), of_weight + of_bias, threads=256) as (bx, by):
+    """The second stage: one or both of the matrices of `partials`, reduced over their p rows, unless that is one."""
+    of_weight, of_bias, (tall, narrow) = f.weight != "", f.bias != "", _ADDED[f.n > _FEW]
+    with T.Kernel(T.if_then_else(p > 1, T.ceildiv(f.n, narrow), 0), of_weight + of_bias, threads=256) as (bx, by):
         which = by if of_weight else 1
-        tile = T.alloc_fragment((_TALL, _NARROW), f.acc)
-        total, column = T.alloc_fragment((_TALL, _NARROW), f.acc), T.alloc_fragment((_NARROW,), f.acc)
+        tile = T.alloc_fragment((tall, narrow), f.acc)
+        total, column = T.alloc_fragment((tall, narrow), f.acc), T.alloc_fragment((narrow,), f.acc)
         T.clear(total)
         T.pdl_sync()
-        for k in T.serial(T.ceildiv(p, _TALL)):
-            T.copy(partials[which, k * _TALL, bx * _NARROW], tile)
-            for i, j in T.Parallel(_TALL, _NARROW):
+        for k in T.serial(T.ceildiv(p, tall)):
+            T.copy(partials[which, k * tall, bx * narrow], tile)
+            for i, j in T.Parallel(tall, narrow):
                 total[i, j] += tile[i, j]
         T.reduce_sum(total, column, dim=0)
         if of_weight and of_bias:
             if by == 0:
-                T.copy(column, dW[bx * _NARROW])
+                T.copy(column, dW[bx * narrow])
             else:
-                T.copy(column, dB[bx * _NARROW])
+                T.copy(column, dB[bx * narrow])
         else:
-            T.copy(column, (dW if of_weight else dB)[bx * _NARROW])
+            T.copy(column, (dW if of_weight else dB)[bx * narrow])
 
 
 def norm_backward(f: NormForm) -> Any:
@@ -369,8 +372,7 @@ def norm_backward(f: NormForm) -> Any:
         with T.Kernel(p, t.chunks, threads=t.threads) as (bx, c):
             h, g = T.alloc_fragment(rows, f.acc), T.alloc_fragment(rows, f.acc)
             w = T.alloc_fragment((t.width,), f.weights)
-            mean_g, mean_gh = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
-            r, mean, next_r, next_mean = (T.alloc_fragment((t.rows,), f.acc) for _ in range(4))
+            mean_g, mean_gh, r, mean, next_r, next_mean = (T.alloc_fragment((t.rows,), f.acc) for _ in range(6))
             dw, db = T.alloc_fragment(rows, f.acc), T.alloc_fragment(rows, f.acc)
             column = T.alloc_fragment((t.width,), f.acc)
             if f.stages:
@@ -420,9 +422,9 @@ def norm_backward(f: NormForm) -> Any:
                     h[i, j] = r[i] * (g[i, j] - (mean_g[i] + h[i, j] * mean_gh[i]))
                 T.copy(h, dX[top, c * t.width])
             if of_weight:
-                keep_partial(dw, column, Partials, 0, bx, c * t.width)
+                keep(dw, column, Partials, 0, bx, p, c * t.width, dW)
             if of_bias:
-                keep_partial(db, column, Partials, 1, bx, c * t.width)
+                keep(db, column, Partials, 1, bx, p, c * t.width, dB)
         if of_weight or of_bias:
             add_up(f, p, Partials, dW, dB)
 

@@ -40,7 +40,7 @@ class RowTile(NamedTuple):
         """
         most = min(most, MOST_THREADS)
         if columns > most * each:
-            return RowTile(max(1, _EACH // (most * each)), most * each, -(-columns // (most * each)), max(128, most))
+            return RowTile(1, most * each, -(-columns // (most * each)), max(128, most))
         if columns <= _NARROW:
             width = _narrow(columns)
             return RowTile(_power(3 * _EACH // (2 * width)), width, 1, 128)

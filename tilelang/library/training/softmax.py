@@ -16,7 +16,7 @@ element by element.
 from __future__ import annotations
 
 from functools import partial
-from math import prod
+from math import gcd, prod
 from typing import Any, NamedTuple
 
 import tilelang.language as T
@@ -39,13 +39,15 @@ _REDUCED = 4096  # rows that the block of the reduction reads at once
 
 class SoftmaxForm(NamedTuple):
     """What a kernel is compiled for.  n: columns.  kind: type of x.  acc: in which rows are reduced.  shifted: rows are read in
-    the vectors of the whole tensor, one by one."""
+    the vectors of the whole tensor, one by one.  kept: rows of several chunks stay in
+    shared memory while they are reduced."""
 
     n: int
     kind: str
     acc: str
     tile: RowTile
     shifted: bool = False
+    kept: bool = False
 
     @staticmethod
     def of(x: Any, at: Place, each: int = 32, most: int = 1024) -> SoftmaxForm:
@@ -56,6 +58,18 @@ class SoftmaxForm(NamedTuple):
             most = min(most, 256 if n > 1024 * each else 128)
         tile = RowTile.of(n + VECTOR - 1 if shifted else n, each, most)
         return SoftmaxForm(n, kind, accumulator(kind), tile._replace(rows=1) if shifted else tile, shifted)
+
+    @property
+    def lanes(self) -> tuple[int, int, int]:
+        """Of a chunk of a long row: vectors of a thread, threads, elements of a vector."""
+        each = gcd(VECTOR, self.tile.width)
+        threads = min(self.tile.threads, self.tile.width // each)
+        return self.tile.width // (threads * each), threads, each
+
+    @property
+    def layout(self) -> Any:
+        """Of a chunk of a long row."""
+        return T.Fragment(self.lanes, forward_fn=lambda r, t, v: (t, r * self.lanes[2] + v))
 
     @property
     def whole(self) -> tuple[int, int]:
@@ -153,60 +167,128 @@ def store(f, x, Y, Flat, top, c, cut):
 
 
 @T.macro
-def add_chunk(f, X, Flat, top, c, cut, x, known, most, total, mean):
-    """A chunk of `exponentials`."""
-    t = f.tile
-    before = T.alloc_fragment((t.rows,), f.acc)
-    load(f, X, Flat, top, c, x, cut, -T.infinity(f.acc) if mean is None else 0)
-    if mean is not None:
-        T.reduce_sum(x, mean, dim=1, clear=False)
-        if cut:
-            for i, j in T.Parallel(t.rows, t.width):
-                at = column(f, top, c, j)
-                x[i, j] = T.if_then_else((at >= 0) & (at < f.n), x[i, j], -T.infinity(f.acc))
-    for i in T.Parallel(t.rows):
-        before[i] = known[i]
-    T.reduce_max(x, known, dim=1, clear=False)
-    for i in T.Parallel(t.rows):
-        most[i] = T.if_then_else(known[i] == -T.infinity(f.acc), T.cast(0, f.acc), known[i])
-        total[i] = total[i] * f.exp(before[i] - most[i])
-    for i, j in T.Parallel(t.rows, t.width):
-        x[i, j] = f.exp(x[i, j] - most[i])
-    T.reduce_sum(x, total, dim=1, clear=False)
+def load_long(f, X, Flat, top, c, x, cut, outside=0):
+    """As `load`, for a chunk of one long row: a thread has whole vectors, next to those of the next thread."""
+    vectors, threads, each = f.lanes
+    for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
+        j = c * f.tile.width + (r * threads + t) * each + v
+        if f.shifted:
+            x[r, t, v] = Flat[0, top * f.n // VECTOR * VECTOR + j]
+        else:
+            x[r, t, v] = T.if_then_else(j < f.n, X[top, j], T.cast(outside, x.dtype)) if cut else X[top, j]
+    if f.shifted and cut:
+        for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
+            j = (r * threads + t) * each + v
+            at = column(f, top, c, j)
+            x[r, t, v] = T.if_then_else((at >= 0) & (at < f.n), T.if_then_else(
+                top * f.n // VECTOR * VECTOR + c * f.tile.width + j < Flat.shape[1], x[r, t, v], T.cast(X[top, at], x.dtype)),
+                T.cast(outside, x.dtype))
 
 
 @T.macro
-def exponentials(f, X, Flat, top, x, most, total, mean=None):
-    """The maximum of each row (0 where all are -inf) and the sum of exp(x - maximum); x has the exponentials of the last chunk.
+def store_long(f, x, Y, Flat, top, c, cut):
+    """Store a chunk of one long row, as `load_long` reads it."""
+    vectors, threads, each = f.lanes
+    for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
+        j = (r * threads + t) * each + v
+        at = column(f, top, c, j)
+        if f.shifted and cut:
+            if (at >= 0) & (at < f.n):
+                Y[top, at] = x[r, t, v]
+        elif f.shifted:
+            Flat[0, top * f.n // VECTOR * VECTOR + c * f.tile.width + j] = x[r, t, v]
+        else:
+            if c * f.tile.width + j < f.n:
+                Y[top, c * f.tile.width + j] = x[r, t, v]
 
-    mean: gets the mean of each row, if it is given.
+
+@T.macro
+def add_chunk(f, X, Flat, top, c, cut, known, total, mean, row):
+    """A chunk of `long_exponentials`."""
+    vectors, threads, each = f.lanes
+    x, y, least = T.alloc_fragment(f.lanes, f.acc), T.alloc_fragment(f.lanes, f.acc), -T.infinity(f.acc)
+    of_vectors, most, before = (T.alloc_fragment(s, f.acc) for s in ((vectors, threads), (threads,), (threads,)))
+    load_long(f, X, Flat, top, c, x, cut, least if mean is None else 0)
+    if row is not None:
+        for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
+            row[c * f.tile.width + (r * threads + t) * each + v] = x[r, t, v]
+    if mean is not None:
+        T.reduce_sum(x, of_vectors, dim=2)
+        T.reduce_sum(of_vectors, mean, dim=0, clear=False)
+        if cut:
+            for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
+                at = column(f, top, c, (r * threads + t) * each + v)
+                x[r, t, v] = T.if_then_else((at >= 0) & (at < f.n), x[r, t, v], least)
+    for t in T.Parallel(threads):
+        before[t] = known[t]
+    T.reduce_max(x, of_vectors, dim=2)
+    T.reduce_max(of_vectors, known, dim=0, clear=False)
+    for t in T.Parallel(threads):
+        most[t] = T.if_then_else(known[t] == least, T.cast(0, f.acc), known[t])
+        total[t] = total[t] * f.exp(before[t] - most[t])
+    for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
+        y[r, t, v] = f.exp(x[r, t, v] - most[t])
+    T.reduce_sum(y, of_vectors, dim=2)
+    T.reduce_sum(of_vectors, total, dim=0, clear=False)
+
+
+@T.macro
+def long_exponentials(f, X, Flat, top, most, total, mean=None, row=None):
+    """As `exponentials`, for a row of several chunks.  Each thread has the maximum and the sum of its elements until the end,
+    so that none waits for others while it loads.  row: gets the elements, in shared memory, if it is given."""
+    threads = f.lanes[1]
+    known, each, means = (T.alloc_fragment((threads,), f.acc) for _ in range(3))
+    T.fill(known, -T.infinity(f.acc))
+    T.clear(each)
+    T.clear(means)
+    for c in T.serial(*f.whole):
+        add_chunk(f, X, Flat, top, c, False, known, each, means if mean is not None else None, row)
+    for e in T.serial(f.cut):
+        add_chunk(f, X, Flat, top, f.nth_cut(e), True, known, each, means if mean is not None else None, row)
+    T.reduce_max(known, most, dim=0)
+    for i in T.Parallel(1):
+        most[i] = T.if_then_else(most[i] == -T.infinity(f.acc), T.cast(0, f.acc), most[i])
+    for t in T.Parallel(threads):
+        each[t] = each[t] * f.exp(known[t] - most[0])
+    T.reduce_sum(each, total, dim=0)
+    if mean is not None:
+        T.reduce_sum(means, mean, dim=0)
+
+
+@T.macro
+def exponentials(f, X, top, x, most, total, mean=None):
+    """The maximum of each row (0 where all are -inf) and the sum of exp(x - maximum); x has the exponentials.
+
+    mean: gets the sum of each row, if it is given.
     """
     t = f.tile
-    known = T.alloc_fragment((t.rows,), f.acc)
-    T.fill(known, -T.infinity(f.acc))
-    T.clear(total)
+    T.copy(X[top, 0], x)
     if mean is not None:
-        T.clear(mean)
-    for c in T.serial(*f.whole):
-        add_chunk(f, X, Flat, top, c, False, x, known, most, total, mean)
-    for e in T.serial(f.cut):
-        add_chunk(f, X, Flat, top, f.nth_cut(e), True, x, known, most, total, mean)
-    if mean is not None:
-        for i in T.Parallel(t.rows):
-            mean[i] = mean[i] / T.cast(f.n, f.acc)
+        T.reduce_sum(x, mean, dim=1)
+    if f.n % t.width != 0:
+        for i, j in T.Parallel(t.rows, t.width):
+            x[i, j] = T.if_then_else(j < f.n, x[i, j], -T.infinity(f.acc))
+    T.reduce_max(x, most, dim=1)
+    for i in T.Parallel(t.rows):
+        most[i] = T.if_then_else(most[i] == -T.infinity(f.acc), T.cast(0, f.acc), most[i])
+    for i, j in T.Parallel(t.rows, t.width):
+        x[i, j] = f.exp(x[i, j] - most[i])
+    T.reduce_sum(x, total, dim=1)
 
 
 @T.macro
-def scale_chunk(f, X, Y, flats, top, c, cut, x, most, total):
-    """Store a chunk of the rows' exponentials, of which x has the only one, or computes them again, times `total`."""
-    t = f.tile
-    if t.chunks > 1:
-        load(f, X, flats[0], top, c, x, cut)
-        for i, j in T.Parallel(t.rows, t.width):
-            x[i, j] = f.exp(x[i, j] - most[i])
-    for i, j in T.Parallel(t.rows, t.width):
-        x[i, j] = x[i, j] * total[i]
-    store(f, x, Y, flats[1], top, c, cut)
+def scale_chunk(f, X, Y, flats, top, c, cut, most, total, row):
+    """Compute a chunk of a long row's exponentials again, and store it times `total`."""
+    vectors, threads, each = f.lanes
+    x, y = T.alloc_fragment(f.lanes, f.acc), T.alloc_fragment(f.lanes, f.acc)
+    if row is not None:
+        for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
+            x[r, t, v] = row[c * f.tile.width + (r * threads + t) * each + v]
+    else:
+        load_long(f, X, flats[0], top, c, x, cut)
+    for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
+        y[r, t, v] = f.exp(x[r, t, v] - most[0]) * total[0]
+    store_long(f, y, Y, flats[1], top, c, cut)
 
 
 def softmax_forward(f: SoftmaxForm) -> Any:
@@ -216,43 +298,65 @@ def softmax_forward(f: SoftmaxForm) -> Any:
     @T.prim_func
     def softmax(X: T.Tensor((m, n), f.kind), Y: T.Tensor((m, n), f.kind), FlatX: f.flat(v), FlatY: f.flat(v)):
         with T.Kernel(T.ceildiv(m, t.rows), threads=t.threads) as bx:
-            x = T.alloc_fragment((t.rows, t.width), f.acc)
             most, total = T.alloc_fragment((t.rows,), f.acc), T.alloc_fragment((t.rows,), f.acc)
-            exponentials(f, X, FlatX, bx * t.rows, x, most, total)
-            for i in T.Parallel(t.rows):
-                total[i] = T.cast(1, f.acc) / total[i]
-            for c in T.serial(*f.whole):
-                scale_chunk(f, X, Y, (FlatX, FlatY), bx * t.rows, c, False, x, most, total)
-            for e in T.serial(f.cut):
-                scale_chunk(f, X, Y, (FlatX, FlatY), bx * t.rows, f.nth_cut(e), True, x, most, total)
+            if t.chunks == 1:
+                x = T.alloc_fragment((t.rows, t.width), f.acc)
+                exponentials(f, X, bx * t.rows, x, most, total)
+                for i in T.Parallel(t.rows):
+                    total[i] = T.cast(1, f.acc) / total[i]
+                for i, j in T.Parallel(t.rows, t.width):
+                    x[i, j] = x[i, j] * total[i]
+                T.copy(x, Y[bx * t.rows, 0])
+            else:
+                row = T.alloc_shared((t.chunks * t.width,), f.kind) if f.kept else None
+                long_exponentials(f, X, FlatX, bx, most, total, None, row)
+                total[0] = T.cast(1, f.acc) / total[0]
+                for c in T.serial(*f.whole):
+                    scale_chunk(f, X, Y, (FlatX, FlatY), bx, c, False, most, total, row)
+                for e in T.serial(f.cut):
+                    scale_chunk(f, X, Y, (FlatX, FlatY), bx, f.nth_cut(e), True, most, total, row)
 
     return softmax
 
 
 @T.macro
-def load_both(f, Y, dY, flats, top, c, cut, y, g):
-    """Load a chunk of the results and of their gradients."""
-    load(f, Y, flats[0], top, c, y, cut)
-    load(f, dY, flats[1], top, c, g, cut)
+def add_chunk_of_gradient(f, Y, dY, flats, top, c, cut, total):
+    """Add y dy of a chunk of a long row to what each thread has of their sum."""
+    y, g, both = (T.alloc_fragment(f.lanes, kind) for kind in (f.kind, f.kind, f.acc))
+    of_vectors = T.alloc_fragment(f.lanes[:2], f.acc)
+    load_long(f, Y, flats[0], top, c, y, cut)
+    load_long(f, dY, flats[1], top, c, g, cut)
+    for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
+        both[r, t, v] = T.cast(y[r, t, v], f.acc) * T.cast(g[r, t, v], f.acc)
+    T.reduce_sum(both, of_vectors, dim=2)
+    T.reduce_sum(of_vectors, total, dim=0, clear=False)
 
 
 @T.macro
-def add_chunk_of_gradient(f, Y, dY, flats, top, c, cut, y, g, both, total):
-    """Reduce y dy of a chunk."""
-    load_both(f, Y, dY, flats, top, c, cut, y, g)
-    for i, j in T.Parallel(f.tile.rows, f.tile.width):
-        both[i, j] = T.cast(y[i, j], f.acc) * T.cast(g[i, j], f.acc)
-    T.reduce_sum(both, total, dim=1, clear=False)
+def gradient_chunk(f, Y, dY, dX, flats, top, c, cut, total):
+    """Store the gradient of a chunk of a long row."""
+    y, g, both = (T.alloc_fragment(f.lanes, kind) for kind in (f.kind, f.kind, f.acc))
+    load_long(f, Y, flats[0], top, c, y, cut)
+    load_long(f, dY, flats[1], top, c, g, cut)
+    for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
+        both[r, t, v] = T.cast(y[r, t, v], f.acc) * (T.cast(g[r, t, v], f.acc) - total[0])
+    store_long(f, both, dX, flats[2], top, c, cut)
 
 
 @T.macro
-def gradient_chunk(f, Y, dY, dX, flats, top, c, cut, y, g, both, total):
-    """Store the gradient of a chunk, of which y and g have the only one, or that is read again."""
-    if f.tile.chunks > 1:
-        load_both(f, Y, dY, flats, top, c, cut, y, g)
-    for i, j in T.Parallel(f.tile.rows, f.tile.width):
-        both[i, j] = T.cast(y[i, j], f.acc) * (T.cast(g[i, j], f.acc) - total[i])
-    store(f, both, dX, flats[2], top, c, cut)
+def long_gradient(f, Y, dY, dX, flats, top):
+    """The gradient of a row of several chunks."""
+    each, total = T.alloc_fragment(f.lanes[1:2], f.acc), T.alloc_fragment((1,), f.acc)
+    T.clear(each)
+    for c in T.serial(*f.whole):
+        add_chunk_of_gradient(f, Y, dY, flats, top, c, False, each)
+    for e in T.serial(f.cut):
+        add_chunk_of_gradient(f, Y, dY, flats, top, f.nth_cut(e), True, each)
+    T.reduce_sum(each, total, dim=0)
+    for c in T.serial(*f.whole):
+        gradient_chunk(f, Y, dY, dX, flats, top, c, False, total)
+    for e in T.serial(f.cut):
+        gradient_chunk(f, Y, dY, dX, flats, top, f.nth_cut(e), True, total)
 
 
 def softmax_backward(f: SoftmaxForm) -> Any:
@@ -264,18 +368,19 @@ def softmax_backward(f: SoftmaxForm) -> Any:
     def softmax_gradient(Y: T.Tensor((m, n), f.kind), dY: T.Tensor((m, n), f.kind), dX: T.Tensor((m, n), f.kind),
                          FlatY: f.flat(v), FlatdY: f.flat(v), FlatdX: f.flat(v)):
         with T.Kernel(T.ceildiv(m, t.rows), threads=t.threads) as bx:
-            flats, top = (FlatY, FlatdY, FlatdX), bx * t.rows
-            y, g = (T.alloc_fragment((t.rows, t.width), kept) for _ in range(2))
-            both, total = T.alloc_fragment((t.rows, t.width), f.acc), T.alloc_fragment((t.rows,), f.acc)
-            T.clear(total)
-            for c in T.serial(*f.whole):
-                add_chunk_of_gradient(f, Y, dY, flats, top, c, False, y, g, both, total)
-            for e in T.serial(f.cut):
-                add_chunk_of_gradient(f, Y, dY, flats, top, f.nth_cut(e), True, y, g, both, total)
-            for c in T.serial(*f.whole):
-                gradient_chunk(f, Y, dY, dX, flats, top, c, False, y, g, both, total)
-            for e in T.serial(f.cut):
-                gradient_chunk(f, Y, dY, dX, flats, top, f.nth_cut(e), True, y, g, both, total)
+            if t.chunks > 1:
+                long_gradient(f, Y, dY, dX, (FlatY, FlatdY, FlatdX), bx)
+            else:
+                y, g = (T.alloc_fragment((t.rows, t.width), kept) for _ in range(2))
+                both, total = T.alloc_fragment((t.rows, t.width), f.acc), T.alloc_fragment((t.rows,), f.acc)
+                T.copy(Y[bx * t.rows, 0], y)
+                T.copy(dY[bx * t.rows, 0], g)
+                for i, j in T.Parallel(t.rows, t.width):
+                    both[i, j] = T.cast(y[i, j], f.acc) * T.cast(g[i, j], f.acc)
+                T.reduce_sum(both, total, dim=1)
+                for i, j in T.Parallel(t.rows, t.width):
+                    both[i, j] = T.cast(y[i, j], f.acc) * (T.cast(g[i, j], f.acc) - total[i])
+                T.copy(both, dX[bx * t.rows, 0])
 
     return softmax_gradient
 
@@ -325,10 +430,16 @@ def entropy_forward(f: EntropyForm) -> Any:
                       logs: T.Tensor((m,), f.acc), loss: T.Tensor((1,), f.acc), count: T.Tensor((1,), f.acc),
                       Flat: rows.flat(v)):
         with T.Kernel(T.ceildiv(m, t.rows), threads=t.threads) as bx:
-            x = T.alloc_fragment((t.rows, t.width), f.acc)
             most, total, mean = (T.alloc_fragment((t.rows,), f.acc) for _ in range(3))
             T.clear(mean)
-            exponentials(rows, X, Flat, bx * t.rows, x, most, total, mean if f.smoothing != 0 else None)
+            if t.chunks == 1:
+                x = T.alloc_fragment((t.rows, t.width), f.acc)
+                exponentials(rows, X, bx * t.rows, x, most, total, mean if f.smoothing != 0 else None)
+            else:
+                long_exponentials(rows, X, Flat, bx, most, total, mean if f.smoothing != 0 else None)
+            if f.smoothing != 0:
+                for i in T.Parallel(t.rows):
+                    mean[i] = mean[i] / T.cast(n, f.acc)
             for i in T.Parallel(t.rows):
                 row = bx * t.rows + i
                 if row < m:
@@ -470,7 +581,7 @@ SOFTMAX = Function("softmax", Step("Tensor x, str? target", _softmax_results, pa
 
 def _entropy_form(x: Any, labels: Any, at: Place, ignored: int, smoothing: float, z_loss: float, reduction: str
                   ) -> EntropyForm:
-    return EntropyForm(*SoftmaxForm.of(x, at, 16, 256), type_name(labels), reduction, ignored, smoothing, z_loss)
+    return EntropyForm(*SoftmaxForm.of(x, at, 16, 256)[:5], type_name(labels), reduction, ignored, smoothing, z_loss)
 
 
 def _entropy_results(x: Any, labels: Any, *options: Any) -> Results:
