@@ -24,7 +24,7 @@ import tilelang.language as T
 from tilelang.library import create_block_mask, flash_attention, flex_attention, mla_prefill
 from tilelang.library.attention_engine import AttentionEngine, Relu, Sigmoid, Softmax
 
-BATCH, HEADS, CAP, WINDOW, DROP, SEED, ROPE = 4, 16, 30.0, 1024, 26 / 256, 7, 64
+BATCH, HEADS, WINDOW, DROP, SEED, ROPE = 4, 16, 1024, 26 / 256, 7, 64
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,10 @@ def shown(n: int) -> float:
     return 0.5
 
 
+def capped(cap: float) -> Form:
+    return Form(scores(lambda s, b, h, i, j: cap * T.tanh(s / cap)), softmax(lambda s, t: cap * torch.tanh(s / cap)))
+
+
 FORMS = {
     "plain": Form(lambda q, k, v, t: flash_attention(q, k, v)),
     "causal": Form(lambda q, k, v, t: flash_attention(q, k, v, causal=True), after, True, seen=shown),
@@ -109,7 +113,8 @@ FORMS = {
     "packed causal": Form(packed, after, True, seen=shown),
     "sinks": Form(lambda q, k, v, t: flash_attention(q, k, v, sinks=t["sinks"]), sinking),
     "dropout": Form(lambda q, k, v, t: flash_attention(q, k, v, dropout=DROP, seed=t["seed"]), dropping),
-    "softcap": Form(scores(lambda s, b, h, i, j: CAP * T.tanh(s / CAP)), softmax(lambda s, t: CAP * torch.tanh(s / CAP))),
+    "softcap": capped(30.0),
+    "softcap 50": capped(50.0),
     "ALiBi": Form(scores(lambda s, b, h, i, j, slopes: s + slopes[h] * T.cast(j - i, "float32"), "slopes"),
                   softmax(lambda s, t: s + t["slopes"][-s.shape[0]:, None, None].to(s.dtype) * distance(s))),
     "engine softmax": Form(engine(Softmax())),

@@ -100,11 +100,18 @@ def gate_backward(f: GateForm) -> Any:
     @T.prim_func
     def swiglu_gradient(Gate: f.gate(m), Up: f.up(m), dY: T.Tensor((m, f.n), f.kind), dGate: f.gate(m), dUp: f.up(m)):
         with T.Kernel(m * f.tiles, threads=_THREADS) as bx:
-            for j in T.Parallel(_WIDTH):
+            gate, up, grad = (T.alloc_fragment((_WIDTH,), f.kind) for _ in range(3))
+            for j in T.Parallel(_WIDTH, loop_layout=f.layout):
                 row, column = bx // f.tiles, bx % f.tiles * _WIDTH + j
                 if column < f.n:
-                    g, u = T.cast(Gate[row, column], f.acc), T.cast(f.at(Gate, Up, row, column), f.acc)
-                    d, s = T.cast(dY[row, column], f.acc), f.sigmoid(g)
+                    gate[j] = Gate[row, column]
+                    up[j] = f.at(Gate, Up, row, column)
+                    grad[j] = dY[row, column]
+            for j in T.Parallel(_WIDTH, loop_layout=f.layout):
+                row, column = bx // f.tiles, bx % f.tiles * _WIDTH + j
+                if column < f.n:
+                    g, u, d = (T.cast(v[j], f.acc) for v in (gate, up, grad))
+                    s = f.sigmoid(g)
                     dGate[row, column] = d * u * s * (1 + g * (1 - s))
                     if f.packed:
                         dGate[row, f.n + column] = d * g * s
