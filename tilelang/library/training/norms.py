@@ -103,7 +103,7 @@ def _forward_results(centred: bool, x: Any, weight: Any, bias: Any, eps: float, 
 def _forward(centred: bool, x: Any, weight: Any, bias: Any, eps: float, target: str | None, y: Any, stats: Any) -> None:
     if 0 not in x.shape:
         n, at = x.shape[-1], running_on(x, target)
-        kernel = at.kernel(norm_forward, _form(x, weight, bias, centred))
+        kernel = at.kernel(norm_forward, _form(x, weight, bias, centred), enable_pdl=at.target.has_wgmma or None)
         kernel(as_rows(x, n), *map(_vector, (weight, bias)), eps, y.reshape(-1, n), stats)
 
 
@@ -126,7 +126,7 @@ def _backward(centred: bool, x: Any, weight: Any, bias: Any, stats: Any, summed:
     blocks = _blocks(at, f, rows)
     partials = empty(x, (2, blocks, n), f.acc)
     means = empty(x, (rows, 2), f.acc) if f.tile.chunks > 1 else None
-    kernel = at.kernel(norm_backward, f)
+    kernel = at.kernel(norm_backward, f, enable_pdl=at.target.has_wgmma or None)
     kernel(as_rows(x, n), _vector(weight), stats, as_rows(dy, n), partials, means, dx.reshape(rows, n),
            dw if summed and f.weight else None, db if summed and f.bias else None)
 
