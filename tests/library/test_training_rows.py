@@ -137,6 +137,20 @@ def test_long_rows_at_odd_addresses(kind, threads, monkeypatch):
     test_cross_entropy(2, 301, kind, False, ("mean", 0.1, 1e-3, "int64"), "sm_90a")
 
 
+@pytest.mark.parametrize("n, kind", [(301, "float16"), (304, "float16"), (203, "float32")])
+def test_blocks_go_over_long_rows_that_are_copied_ahead(n, kind, monkeypatch):
+    monkeypatch.setattr(softmax_kernels, "SHIFTED", 100)
+    monkeypatch.setattr(rows, "MOST_THREADS", 4)
+    x, y = drawn(7, n, kind)
+    at = softmax_kernels.running_on(x, MACHINES["sm_90a"])
+    f = softmax_kernels.SoftmaxForm.of(x, at).copied(at, x.itemsize)
+    assert f.tile.chunks > 1 and f.ahead > 2 and f.shifted == (n % 8 > 0)
+    at.kernel(softmax_kernels.softmax_ahead, f)(x, y, f.vectors(x), f.vectors(y), 2)
+    p = np.exp(x.astype(np.float64))
+    p /= p.sum(1, keepdims=True)
+    close(y, p, 4 * p, kind)
+
+
 def test_tiles_have_whole_warps_and_few_elements_a_thread():
     for n in (*range(1, 600), *range(601, 40000, 37), 128256, 262144):
         for each in (16, 32):

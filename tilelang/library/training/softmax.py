@@ -15,7 +15,6 @@ element by element.
 
 from __future__ import annotations
 
-from functools import partial
 from math import gcd, prod
 from typing import Any, NamedTuple
 
@@ -28,26 +27,27 @@ from ..attention.form import LOG2E
 from ..attention.inputs import running_on
 from ..autograd import Function, Results, Step
 from ..place import Place, target_text
-from .rows import VECTOR, RowTile, as_rows, check_alike
+from .rows import MOST_THREADS, VECTOR, RowTile, as_rows, check_alike
 
 
 _MOST = 2**31 - 2**16  # elements of a tensor whose indices are counted in 32 bits; the last chunk of a row ends after it
 SHIFTED = 8192  # columns up to which rows that begin inside of a vector are read element by element
 _LN2 = 0.6931471805599453
+_STAGES, _BESIDE = 4, 4096  # rows in shared memory; bytes of it for reductions
 _REDUCED = 4096  # rows that the block of the reduction reads at once
 
 
 class SoftmaxForm(NamedTuple):
     """What a kernel is compiled for.  n: columns.  kind: type of x.  acc: in which rows are reduced.  shifted: rows are read in
-    the vectors of the whole tensor, one by one.  kept: rows of several chunks stay in
-    shared memory while they are reduced."""
+    the vectors of the whole tensor, one by one.  ahead: rows in shared memory, where one
+    block of an SM goes over rows and copies bring the next ones while it computes."""
 
     n: int
     kind: str
     acc: str
     tile: RowTile
     shifted: bool = False
-    kept: bool = False
+    ahead: int = 0
 
     @staticmethod
     def of(x: Any, at: Place, each: int = 32, most: int = 1024) -> SoftmaxForm:
@@ -58,6 +58,16 @@ class SoftmaxForm(NamedTuple):
             most = min(most, 256 if n > 1024 * each else 128)
         tile = RowTile.of(n + VECTOR - 1 if shifted else n, each, most)
         return SoftmaxForm(n, kind, accumulator(kind), tile._replace(rows=1) if shifted else tile, shifted)
+
+    def copied(self, at: Place, item: int) -> SoftmaxForm:
+        """The form of long rows with copies ahead, where shared memory holds two.  item: bytes of an element.
+
+        A row is read from memory once so, and loads are on their way while threads compute."""
+        stages = min(_STAGES, (at.chip.shared - _BESIDE) // (self.span * item))
+        if self.tile.chunks == 1 or at.chip.kind == "cpu" or stages < 2:
+            return self
+        width = min(self.tile.width, MOST_THREADS * VECTOR)
+        return self._replace(tile=RowTile(1, width, -(-self.span // width), max(128, width // VECTOR)), ahead=stages)
 
     @property
     def lanes(self) -> tuple[int, int, int]:
@@ -70,6 +80,11 @@ class SoftmaxForm(NamedTuple):
     def layout(self) -> Any:
         """Of a chunk of a long row."""
         return T.Fragment(self.lanes, forward_fn=lambda r, t, v: (t, r * self.lanes[2] + v))
+
+    @property
+    def span(self) -> int:
+        """Elements of the vectors that a row may lie in."""
+        return -(-(self.n + (VECTOR - 1) * self.shifted) // VECTOR) * VECTOR
 
     @property
     def whole(self) -> tuple[int, int]:
@@ -186,20 +201,44 @@ def load_long(f, X, Flat, top, c, x, cut, outside=0):
 
 
 @T.macro
-def store_long(f, x, Y, Flat, top, c, cut):
-    """Store a chunk of one long row, as `load_long` reads it."""
+def load_copied(f, X, Flat, row, top, c, x, cut, outside=0):
+    """As `load_long`, from the copy of a row's vectors in shared memory."""
     vectors, threads, each = f.lanes
     for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
-        j = (r * threads + t) * each + v
-        at = column(f, top, c, j)
+        first = c * f.tile.width + (r * threads + t) * each
+        x[r, t, v] = row[0, (T.min(first, f.span - each) if cut else first) + v]
+    if cut:
+        for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
+            j = c * f.tile.width + (r * threads + t) * each + v
+            at = column(f, top, 0, j)
+            if f.shifted:
+                x[r, t, v] = T.if_then_else((at >= 0) & (at < f.n), T.if_then_else(
+                    top * f.n // VECTOR * VECTOR + j < Flat.shape[1], x[r, t, v], T.cast(X[top, at], x.dtype)),
+                    T.cast(outside, x.dtype))
+            else:
+                x[r, t, v] = T.if_then_else(at < f.n, x[r, t, v], T.cast(outside, x.dtype))
+
+
+@T.macro
+def store_long(f, x, Y, Flat, top, c, cut):
+    """Store a chunk of one long row: vectors in which a row begins or ends element by element."""
+    vectors, threads, each = f.lanes
+    for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
+        first = (r * threads + t) * each
+        at = column(f, top, c, first)
         if f.shifted and cut:
-            if (at >= 0) & (at < f.n):
-                Y[top, at] = x[r, t, v]
+            if (at >= 0) & (at + each <= f.n):
+                Flat[0, top * f.n // VECTOR * VECTOR + c * f.tile.width + first + v] = x[r, t, v]
         elif f.shifted:
-            Flat[0, top * f.n // VECTOR * VECTOR + c * f.tile.width + j] = x[r, t, v]
+            Flat[0, top * f.n // VECTOR * VECTOR + c * f.tile.width + first + v] = x[r, t, v]
         else:
-            if c * f.tile.width + j < f.n:
-                Y[top, c * f.tile.width + j] = x[r, t, v]
+            if c * f.tile.width + first + v < f.n:
+                Y[top, c * f.tile.width + first + v] = x[r, t, v]
+    if f.shifted and cut:
+        for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
+            at = column(f, top, c, (r * threads + t) * each)
+            if ((at < 0) | (at + each > f.n)) & (at + v >= 0) & (at + v < f.n):
+                Y[top, at + v] = x[r, t, v]
 
 
 @T.macro
@@ -208,10 +247,10 @@ def add_chunk(f, X, Flat, top, c, cut, known, total, mean, row):
     vectors, threads, each = f.lanes
     x, y, least = T.alloc_fragment(f.lanes, f.acc), T.alloc_fragment(f.lanes, f.acc), -T.infinity(f.acc)
     of_vectors, most, before = (T.alloc_fragment(s, f.acc) for s in ((vectors, threads), (threads,), (threads,)))
-    load_long(f, X, Flat, top, c, x, cut, least if mean is None else 0)
     if row is not None:
-        for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
-            row[c * f.tile.width + (r * threads + t) * each + v] = x[r, t, v]
+        load_copied(f, X, Flat, row, top, c, x, cut, least)
+    else:
+        load_long(f, X, Flat, top, c, x, cut, least if mean is None else 0)
     if mean is not None:
         T.reduce_sum(x, of_vectors, dim=2)
         T.reduce_sum(of_vectors, mean, dim=0, clear=False)
@@ -235,7 +274,7 @@ def add_chunk(f, X, Flat, top, c, cut, known, total, mean, row):
 @T.macro
 def long_exponentials(f, X, Flat, top, most, total, mean=None, row=None):
     """As `exponentials`, for a row of several chunks.  Each thread has the maximum and the sum of its elements until the end,
-    so that none waits for others while it loads.  row: gets the elements, in shared memory, if it is given."""
+    so that none waits for others while it loads.  row: the copy of its vectors in shared memory, if there is one."""
     threads = f.lanes[1]
     known, each, means = (T.alloc_fragment((threads,), f.acc) for _ in range(3))
     T.fill(known, -T.infinity(f.acc))
@@ -282,13 +321,24 @@ def scale_chunk(f, X, Y, flats, top, c, cut, most, total, row):
     vectors, threads, each = f.lanes
     x, y = T.alloc_fragment(f.lanes, f.acc), T.alloc_fragment(f.lanes, f.acc)
     if row is not None:
-        for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
-            x[r, t, v] = row[c * f.tile.width + (r * threads + t) * each + v]
+        load_copied(f, X, flats[0], row, top, c, x, cut)
     else:
         load_long(f, X, flats[0], top, c, x, cut)
     for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
         y[r, t, v] = f.exp(x[r, t, v] - most[0]) * total[0]
     store_long(f, y, Y, flats[1], top, c, cut)
+
+
+@T.macro
+def long_softmax(f, X, Y, flats, top, most, total, row=None):
+    """The softmax of a row of several chunks."""
+    long_exponentials(f, X, flats[0], top, most, total, None, row)
+    for i in T.Parallel(1):
+        total[i] = T.cast(1, f.acc) / total[i]
+    for c in T.serial(*f.whole):
+        scale_chunk(f, X, Y, flats, top, c, False, most, total, row)
+    for e in T.serial(f.cut):
+        scale_chunk(f, X, Y, flats, top, f.nth_cut(e), True, most, total, row)
 
 
 def softmax_forward(f: SoftmaxForm) -> Any:
@@ -308,13 +358,28 @@ def softmax_forward(f: SoftmaxForm) -> Any:
                     x[i, j] = x[i, j] * total[i]
                 T.copy(x, Y[bx * t.rows, 0])
             else:
-                row = T.alloc_shared((t.chunks * t.width,), f.kind) if f.kept else None
-                long_exponentials(f, X, FlatX, bx, most, total, None, row)
-                total[0] = T.cast(1, f.acc) / total[0]
-                for c in T.serial(*f.whole):
-                    scale_chunk(f, X, Y, (FlatX, FlatY), bx, c, False, most, total, row)
-                for e in T.serial(f.cut):
-                    scale_chunk(f, X, Y, (FlatX, FlatY), bx, f.nth_cut(e), True, most, total, row)
+                long_softmax(f, X, Y, (FlatX, FlatY), bx, most, total)
+
+    return softmax
+
+
+def softmax_ahead(f: SoftmaxForm) -> Any:
+    """The kernel (X, Y, FlatX, FlatY, blocks) for long rows of which an SM's shared memory holds several."""
+    n, m, v = f.n, *T.dynamic("m, v")
+
+    @T.prim_func
+    def softmax(X: T.Tensor((m, n), f.kind), Y: T.Tensor((m, n), f.kind), FlatX: f.flat(v), FlatY: f.flat(v),
+                blocks: T.int32):
+        with T.Kernel(blocks, threads=f.tile.threads) as bx:
+            row = T.alloc_shared((1, f.span), f.kind)
+            most, total = T.alloc_fragment((1,), f.acc), T.alloc_fragment((1,), f.acc)
+            for k in T.Pipelined(T.ceildiv(m - bx, blocks), num_stages=f.ahead):
+                top = k * blocks + bx
+                if f.shifted:
+                    T.copy(FlatX[0, top * n // VECTOR * VECTOR], row)
+                else:
+                    T.copy(X[top, 0], row)
+                long_softmax(f, X, Y, (FlatX, FlatY), top, most, total, row)
 
     return softmax
 
@@ -563,19 +628,27 @@ def _softmax_results(x: Any, *others: Any) -> Results:
     return ((tuple(x.shape), type_name(x)),)
 
 
-def _softmax_run(make: Any, each: int, x: Any, *others: Any) -> None:
-    """each: as for RowTile.of; 0 for elements in registers as they are in memory.  others: the gradient of the result, for
-    backward; then the target and the result."""
-    *grads, out = (y for y in others if y is not None and not isinstance(y, str))
+def _softmax(x: Any, target: str | None, y: Any) -> None:
     if 0 not in x.shape:
-        n, at = x.shape[-1], running_on(x, next((y for y in others if isinstance(y, str)), None))
-        f = SoftmaxForm.of(x, at, each or min(64 // x.itemsize, 32 if 8192 < n <= 16384 else 16))
-        given = *(as_rows(y, n) for y in (x, *grads)), out.reshape(-1, n)
-        at.kernel(make, f)(*given, *map(f.vectors, given))
+        at = running_on(x, target)
+        f = SoftmaxForm.of(x, at).copied(at, x.itemsize)
+        given = as_rows(x, f.n), y.reshape(-1, f.n)
+        if f.ahead:
+            at.kernel(softmax_ahead, f)(*given, *map(f.vectors, given), min(at.chip.sms, given[0].shape[0]))
+        else:
+            at.kernel(softmax_forward, f)(*given, *map(f.vectors, given))
 
 
-SOFTMAX = Function("softmax", Step("Tensor x, str? target", _softmax_results, partial(_softmax_run, softmax_forward, 32)),
-                   Step("Tensor y, str? target, Tensor dy", _softmax_results, partial(_softmax_run, softmax_backward, 0)),
+def _softmax_gradient(y: Any, target: str | None, dy: Any, dx: Any) -> None:
+    if 0 not in y.shape:
+        n, at = y.shape[-1], running_on(y, target)
+        f = SoftmaxForm.of(y, at, min(64 // y.itemsize, 32 if 8192 < n <= 16384 else 16))  # in registers as in memory
+        given = as_rows(y, n), as_rows(dy, n), dx.reshape(-1, n)
+        at.kernel(softmax_backward, f)(*given, *map(f.vectors, given))
+
+
+SOFTMAX = Function("softmax", Step("Tensor x, str? target", _softmax_results, _softmax),
+                   Step("Tensor y, str? target, Tensor dy", _softmax_results, _softmax_gradient),
                    lambda needs, given, made: (made[0], given[1]), (0,))
 
 
