@@ -14,7 +14,7 @@ from .form import FACTS, AttentionForm, DecodeForm, ScoreFunctions, Tile, WorkPa
 from .inputs import UNIT, fast_kernel
 from .kernels import dense_attention
 from .packed_kernels import packed_attention
-from .problem import AttentionProblem, Sizes
+from .problem import AttentionProblem, Sizes, boxes
 from .kernels import split_kv_attention
 from .tile_cost import Machine, attention_tile, estimate, near_tiles, open_splits, open_tile
 
@@ -33,7 +33,7 @@ def plan_attention(p: AttentionProblem, machine: Machine, tile: Tile | None = No
     tile = tile or attention_tile(machine, p.sizes, p.mask, plain=not p.extras)
     partition = None if p.extras else estimate(machine, p.sizes, p.mask, tile)[1]
     form = AttentionForm(p.sizes, p.strides, p.layout, p.dtype, p.mask, tile, p.with_lse, p.scale, partition, p.sinks, p.drop,
-                         p.columns)
+                         p.columns, boxed(p, machine))
     shapes = () if partition is None else ((partition.splits, tile.rows, p.sizes.dim_v), (partition.splits, tile.rows))
     return form, tuple((s, "float32") for s in shapes)
 
@@ -47,13 +47,18 @@ def _open_plan(p: AttentionProblem, machine: Machine, tile: Tile | None) -> tupl
         tile, splits = divided
         count = -(-z.seq_q // tile.rows) * z.heads * z.batch
         partition = WorkPartition(0, None, None, 1, machine.sms)
-        return (replace(any_sizes(p, tile), partition=partition),
+        return (replace(any_sizes(p, tile), partition=partition, boxed=boxed(p, machine)),
                 tuple((s, "float32") for s in ((count * splits, tile.rows, z.dim_v), (count * splits, tile.rows))))
     if tile is None:
         first = p.packed and not p.dynamic or machine.kind == "cpu" and z.seq_q <= 16
         tile = attention_tile(machine, z, p.mask) if first else open_tile(machine, (z.dim, z.dim_v), p.mask)
     tiles = (p.sizes.seq_q // tile.rows + p.sizes.batch) * p.sizes.heads
-    return any_sizes(p, tile), (((tiles, FACTS), "int32"),) if p.packed else ()
+    return replace(any_sizes(p, tile), boxed=boxed(p, machine)), (((tiles, FACTS), "int32"),) if p.packed else ()
+
+
+def boxed(p: AttentionProblem, machine: Machine) -> bool:
+    """Whether tiles of operands take more columns than they have, so that TMA loads them by fewer boxes."""
+    return machine.kind == "wgmma" and any(boxes(n) != n for n in p.sizes[5:])
 
 
 def tiles_to_time(problem: AttentionProblem, machine: Machine, most: int) -> list[Tile]:

@@ -12,7 +12,7 @@ from ..arrays import accumulator
 from .decode_problem import DecodeSizes
 from .dropout import LEVELS
 from .inputs import UNIT
-from .problem import Mask, Sizes, whole
+from .problem import Mask, Sizes, boxes, whole
 
 LOG2E = 1.4426950408889634
 FACTS = 8  # integers of a tile of packed sequences: head, first row, the sequence's first query and length, first key and
@@ -70,6 +70,7 @@ class AttentionForm:
     the last one 1. layout: "bshd" (batch, sequence, head, dim), "bhsd", or "packed" (token, head, dim). scale: factor of the
     scores; None: a parameter of the kernel. partition: None where each tile of queries is computed by one block. sinks: whether
     heads have sinks. drop: bytes of 256 that dropout drops. columns: of the tensors, as in AttentionProblem.
+    boxed: whether operands take whole boxes of TMA in shared memory, with columns that no GEMM reads.
     """
 
     sizes: Sizes
@@ -84,6 +85,7 @@ class AttentionForm:
     sinks: bool = False
     drop: int = 0
     columns: tuple[int, ...] = ()
+    boxed: bool = False
 
     @property
     def extras(self) -> bool:
@@ -102,6 +104,7 @@ class AttentionForm:
 
     dim = property(lambda self: self.sizes.dim)  # columns of tiles of Q and K
     dim_v = property(lambda self: self.sizes.dim_v)  # columns of tiles of V and of the result
+    stored = property(lambda self: tuple(boxes(n) if self.boxed else n for n in self.sizes[5:]))  # dim, dim_v of operands
     accum = property(lambda self: accumulator(self.dtype))  # the type of scores, sums and logarithms
 
     def exponent_scale(self, scale: Any) -> Any:
@@ -131,10 +134,12 @@ class AttentionForm:
         shape = (self.sizes.heads, self.sizes.seq_q)
         return T.Tensor(((self.sizes.batch, *shape)[self.layout == "packed":]) if self.with_lse else (1,), self.accum)
 
-    def rows(self, X: Any, b: Any, h: Any, start: Any, length: Any) -> Any:
+    def rows(self, X: Any, b: Any, h: Any, start: Any, length: Any, operand: bool = False) -> Any:
         """The region of rows of one head of Q, K, V or O, with the columns of a tile: behind those of the tensor there are
-        zeros, and nothing is written."""
+        zeros, and nothing is written. operand: with the columns of shared memory."""
         columns = slice(0, whole(X.shape[-1])) if self.columns else slice(None)
+        if operand and self.boxed:
+            columns = slice(0, boxes(X.shape[-1]))
         if self.layout == "packed":
             return X[start:start + length, h, columns]
         return X[b, start:start + length, h, columns] if self.layout == "bshd" else X[b, h, start:start + length, columns]
@@ -285,6 +290,7 @@ class DecodeForm:
     accum = "float32"
     dim = property(lambda self: self.sizes.columns[0])  # columns of tiles of Q and K
     dim_v = property(lambda self: self.sizes.columns[1])  # columns of tiles of V and of the result
+    stored = property(lambda self: self.sizes.columns)  # the same in shared memory
 
     @property
     def group(self) -> int:

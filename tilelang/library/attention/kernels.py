@@ -199,18 +199,23 @@ def divide(acc, top, total, factor, c, keep=1.0):
 def working_set(f):
     """The tiles and fragments of a block.
 
-    Shared memory holds tiles of Q, K and V. Registers hold the scores S (rows, keys) and `acc` (rows, dim_v) in f.accum, the
-    weights P like S in f.math, and, with one element per row, `top`, `before`, `factor`, `total` and the sum of a tile.
+    Shared memory holds tiles of Q, K and V, with f.stored columns. Registers hold the scores S (rows, keys) and `acc`
+    (rows, dim_v) in f.accum, the weights P like S in f.math, and, with one element per row, `top`, `before`, `factor`, `total` and the sum of a tile.
     """
     rows, keys = f.tile.rows, f.tile.keys
-    Qs = T.alloc_shared((rows, f.dim), f.math)
-    Ks = T.alloc_shared((keys, f.dim), f.math)
-    Vs = T.alloc_shared((keys, f.dim_v), f.math)
+    Qs = T.alloc_shared((rows, f.stored[0]), f.math)
+    Ks = T.alloc_shared((keys, f.stored[0]), f.math)
+    Vs = T.alloc_shared((keys, f.stored[1]), f.math)
     S = T.alloc_fragment((rows, keys), f.accum)
     P = T.alloc_fragment((rows, keys), f.math)
     acc = T.alloc_fragment((rows, f.dim_v), f.accum)
     top, before, factor, total, more = [T.alloc_fragment((rows,), f.accum) for _ in (0, 1, 2, 3, 4)]
     return Qs, Ks, Vs, S, P, acc, (top, before, factor, total, more)
+
+
+def leading(tile: Any, columns: int) -> Any:
+    """The first columns of a tile."""
+    return tile if tile.shape[1] == columns else tile[:, 0:columns]
 
 
 @T.macro
@@ -237,7 +242,7 @@ def attend(f, work, load, c, tiles, extras=NOTHING):
         if Kept is not None:
             draw(Kept, extras.dropout, *extras.dropout.corner(k, key))
         fetch(tiles.keys(key), Ks)
-        T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
+        T.gemm(leading(Qs, f.dim), leading(Ks, f.dim), S, transpose_B=True, clear_accum=True)
         if tiles.partly is None:
             hide_keys(S, lambda i, j, k=k, key=key: tiles.visible(k, key, i, j))
         else:
@@ -245,7 +250,7 @@ def attend(f, work, load, c, tiles, extras=NOTHING):
                 hide_keys(S, lambda i, j, k=k, key=key: tiles.visible(k, key, i, j))
         fetch(tiles.values(key), Vs)
         absorb(S, P, acc, state, c, Kept)
-        T.gemm(P, Vs, acc)
+        T.gemm(P, leading(Vs, f.dim_v), acc)
     finish(acc, top, total, factor, c, extras)
     return acc, total
 
@@ -262,7 +267,7 @@ def dense_attention(f: AttentionForm) -> Any:
     def tiles(K: Any, V: Any, b: Any, h: Any, at: Any, first: Any, last: Any) -> KeyTiles:
         return KeyTiles(
             0 if back else first, last - first if back else last, lambda k: (last - 1 - k) * keys if back else k * keys,
-            lambda key: f.rows(K, b, h // f.group, key, keys), lambda key: f.rows(V, b, h // f.group, key, keys),
+            lambda key: f.rows(K, b, h // f.group, key, keys, True), lambda key: f.rows(V, b, h // f.group, key, keys, True),
             lambda k, key, i, j: seen(f.mask, key + j, seq_k, at + i),
             (lambda k, key: key + keys > seq_k) if back and not isinstance(seq_k, int) else None)
 
@@ -274,7 +279,7 @@ def dense_attention(f: AttentionForm) -> Any:
             row = bx * rows
             at = row + seq_k - seq_q  # key position of the tile's first query
             first, last = key_tiles(f.mask, at, rows, seq_k, keys)
-            acc, total = attend(f, work, copying(f.rows(Q, b, h, row, rows)), c, tiles(K, V, b, h, at, first, last),
+            acc, total = attend(f, work, copying(f.rows(Q, b, h, row, rows, True)), c, tiles(K, V, b, h, at, first, last),
                                 extras_of(f, Sinks, Seed, b, h, lambda k, key: (row, key)))
             T.copy(acc, f.rows(O, b, h, row, rows))
             if f.with_lse:
@@ -400,14 +405,15 @@ def split_kv_attention(f: AttentionForm) -> Any:
 
     def equal_tiles(K: Any, V: Any, r: Any, h: Any, at: Any, begin: Any, end: Any) -> KeyTiles:
         b = r // (per_head * heads)
-        return KeyTiles(begin, end, itself, lambda k: f.rows(K, b, h // f.group, k * keys, keys),
-                        lambda k: f.rows(V, b, h // f.group, k * keys, keys),
+        return KeyTiles(begin, end, itself, lambda k: f.rows(K, b, h // f.group, k * keys, keys, True),
+                        lambda k: f.rows(V, b, h // f.group, k * keys, keys, True),
                         lambda k, _, i, j: seen(f.mask, k * keys + j, seq_k, at + i))
 
     def even_tiles(K: Any, V: Any, at: Any, h: Any, first: Any, count: Any) -> KeyTiles:
         b = at // (per_head * heads)
-        return KeyTiles(0, count, lambda k: (first + count - 1 - k) * keys, lambda key: f.rows(K, b, h // f.group, key, keys),
-                        lambda key: f.rows(V, b, h // f.group, key, keys),
+        return KeyTiles(0, count, lambda k: (first + count - 1 - k) * keys,
+                        lambda key: f.rows(K, b, h // f.group, key, keys, True),
+                        lambda key: f.rows(V, b, h // f.group, key, keys, True),
                         lambda k, key, i, j: T.Or(k > 0, T.Or(first + count < steps, j < seq_k - (steps - 1) * keys)))
 
     @T.prim_func
@@ -425,7 +431,7 @@ def split_kv_attention(f: AttentionForm) -> Any:
                 first, last = key_tiles(f.mask, at, rows, seq_k, keys)
                 begin = first + n % steps * (last - first) // steps
                 end = first + (n % steps + 1) * (last - first) // steps
-                queries = copying(f.rows(Q, r // (per_head * heads), h, row, rows))
+                queries = copying(f.rows(Q, r // (per_head * heads), h, row, rows, True))
                 acc, total = attend(f, work, queries, c, equal_tiles(K, V, r, h, at, begin, end))
                 T.copy(acc, Means[n, :, :])
                 T.copy(total, Sums[n, :])
@@ -439,7 +445,7 @@ def split_kv_attention(f: AttentionForm) -> Any:
                 at = T.if_then_else(n < whole, n, whole + T.min(r, rest - 1))
                 row = at % per_head * rows
                 h = at // per_head % heads
-                acc, total = attend(f, work, copying(f.rows(Q, at // (per_head * heads), h, row, rows)), c,
+                acc, total = attend(f, work, copying(f.rows(Q, at // (per_head * heads), h, row, rows, True)), c,
                                     even_tiles(K, V, at, h, first, count))
                 if n < whole:
                     T.copy(acc, f.rows(O, at // (per_head * heads), h, row, rows))

@@ -161,8 +161,8 @@ def packed_attention(f: AttentionForm, sms: int = 1) -> Any:
 
     def key_range(K: Any, V: Any, head: Any, sequence: Any, at: Any, first: Any, last: Any) -> KeyTiles:
         k0, seq_k = sequence
-        return KeyTiles(first, last, itself, lambda k: f.rows(K, None, head, k0 + k * keys, keys),
-                        lambda k: f.rows(V, None, head, k0 + k * keys, keys),
+        return KeyTiles(first, last, itself, lambda k: f.rows(K, None, head, k0 + k * keys, keys, True),
+                        lambda k: f.rows(V, None, head, k0 + k * keys, keys, True),
                         lambda k, _, i, j: seen(f.mask, k * keys + j, seq_k, at + i))
 
     @T.macro
@@ -176,7 +176,7 @@ def packed_attention(f: AttentionForm, sms: int = 1) -> Any:
             h, row, q0, seq_q, k0, seq_k = [Tiles[n, e] for e in range(6)]
             at = row + seq_k - seq_q
             first, last = key_tiles(f.mask, at, rows, T.if_then_else(seq_q > 0, seq_k, 0), keys)
-            acc, total = attend(f, work, copying(f.rows(Q, None, h, q0 + row, rows)), c,
+            acc, total = attend(f, work, copying(f.rows(Q, None, h, q0 + row, rows, True)), c,
                                 key_range(K, V, h // f.group, (k0, seq_k), at, first, last),
                                 extras_of(f, Sinks, Seed, Tiles[n, 6], h, lambda k, key: (row, k * keys)))
             Own = T.make_tensor(T.address_of(O[0, 0, 0]), (q0 + seq_q, *O.shape[1:]), f.dtype, f.strides[3])  # ends with them

@@ -181,6 +181,12 @@ def whole(columns: int) -> int:
     return -(-columns // 16) * 16
 
 
+def boxes(columns: int) -> int:
+    """Columns of whole boxes of TMA, 128 bytes wide: narrower ones would be several for a row, and each row of a box takes the
+    same time."""
+    return -(-columns // 64) * 64 if columns > 32 else columns
+
+
 def fold(x: Any, layout: str, kv_heads: int) -> Any:
     """A view of tensors with one query per head, in which the heads that read one kv head are its queries."""
     rows = x.reshape(x.shape[0], kv_heads, -1, x.shape[3])  # one dimension becomes two: no copy

@@ -21,7 +21,7 @@ from tilelang.target.machine import MOST_REGISTERS, REGISTERS, REGISTERS_PER_SM,
 
 from ..gemm.tile import kind_of
 from .form import Tile, WorkPartition
-from .problem import Mask, Sizes
+from .problem import Mask, Sizes, boxes
 
 GROUP = 128  # threads of a warp group, which computes 64 rows
 TMA_BOX = 8192  # bytes through which a warp group stores results: 64 rows of 128 bytes
@@ -250,10 +250,11 @@ def candidates(m: Machine, sizes: Sizes, plain: bool = False) -> Iterator[Tile]:
                 most = consumer_registers(groups)
                 pieces = plain and groups == 3 and sizes.dim_v >= 64 and sizes.seq_k % keys == 0
                 used = registers(tile, sizes.dim_v, _BESIDE_PIECES if pieces else _BESIDE)
-                if used > most or shared_bytes(tile, sizes.dim, sizes.dim_v) > room:
+                stored = boxes(sizes.dim), boxes(sizes.dim_v)
+                if used > most or shared_bytes(tile, *stored) > room:
                     continue
                 wanted = min(4, 1 + ceil(_LATENCY / step_cycles(m, tile, sizes.dim, sizes.dim_v)))
-                while wanted > 2 and shared_bytes(replace(tile, stages=wanted), sizes.dim, sizes.dim_v) > room:
+                while wanted > 2 and shared_bytes(replace(tile, stages=wanted), *stored) > room:
                     wanted -= 1
                 yield replace(tile, stages=max(2, wanted))
         return
