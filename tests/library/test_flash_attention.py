@@ -141,7 +141,7 @@ def test_rows_whose_first_tiles_show_them_nothing(on, scale):
 
 @everywhere
 @pytest.mark.parametrize("dim, dim_v, dtype", [(128, 128, "bfloat16"), (256, 256, "float16"), (80, 48, "float16"),
-                                               (16, 240, "bfloat16"), (192, 128, "float16")])
+                                               (16, 240, "bfloat16"), (192, 128, "float16"), (112, 72, "bfloat16")])
 def test_head_dimensions_and_types(on, dim, dim_v, dtype):
     check(on, 1, 70, 90, 1, 1, dim, dim_v, causal=True, dtype=dtype)
 

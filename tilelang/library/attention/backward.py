@@ -20,11 +20,11 @@ from ..arrays import compact, compact_copy, contiguous, empty, in_chunks, is_num
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place, dynamic_shapes
 from .backward_kernels import dense_backward, packed_backward
-from .build import any_sizes, symbolic, symbolic_functions, symbolic_strides
+from .build import any_sizes, boxed, symbolic, symbolic_functions, symbolic_strides
 from .dropout import check_dropout, seed_of_piece
 from .form import DROPPING, FACTS, LOG2E, PLAIN, AttentionForm, BackwardForm, ScoreFunctions, Tile
 from .inputs import UNIT, check_alike, check_scale, check_tensors, fast_kernel, running_on, strides_of
-from .problem import AttentionProblem, Mask, Sizes, attention_problem, opened
+from .problem import AttentionProblem, Mask, Sizes, attention_problem, boxes, opened
 from .tile_cost import GROUP, Machine, machine_of
 
 STORED = 2 << 30  # bytes of the gradients of scores that a call stores at most
@@ -250,7 +250,7 @@ def backward_form(p: AttentionProblem, machine: Machine, tensors: dict[str, Any]
         deterministic = machine.kind == "wgmma"
     keys, queries = backward_tiles(machine, p, deterministic, functions.block)
     plain = AttentionForm(p.sizes, fixed.strides, p.layout, p.dtype, p.mask, keys, p.with_lse, p.scale, drop=p.drop,
-                          columns=p.columns)
+                          columns=p.columns, boxed=boxed(p, machine))
     copied = [*p.copied, *(s is None for s in found)]
     return fitted(BackwardForm(plain, gradient, queries if deterministic else None, functions), machine, at, p.dynamic), copied
 
@@ -258,7 +258,7 @@ def backward_form(p: AttentionProblem, machine: Machine, tensors: dict[str, Any]
 def any_lengths(f: BackwardForm, p: AttentionProblem) -> BackwardForm:
     """The form for any sizes that a problem's kernel may have."""
     plain, steps = (any_sizes(replace(p, strides=(*p.strides[:3], s)), f.plain.tile) for s in (f.plain.strides[3], f.steps))
-    return replace(f, plain=plain, steps=steps.strides[3], stored=-1 if f.stored else 0, functions=f.functions.opened,
+    return replace(f, plain=replace(plain, boxed=f.plain.boxed), steps=steps.strides[3], stored=-1 if f.stored else 0, functions=f.functions.opened,
                    rows_held=False)
 
 
@@ -292,7 +292,7 @@ def _finding(f: BackwardForm, machine: Machine) -> BackwardForm:
     they fit the registers beside dQ, scores, their gradients and those in 16 bits."""
     z, tile = f.sizes, f.query
     assert tile is not None
-    shared = 2 * ((tile.rows + tile.stages * tile.keys) * (z.dim + z.dim_v) + tile.rows * z.dim_v) + 2048
+    shared = 2 * ((tile.rows + tile.stages * tile.keys) * sum(f.plain.stored) + tile.rows * z.dim_v) + 2048
     used = ceil(tile.rows * (z.dim + 2.5 * tile.keys + (z.dim + z.dim_v) / 2) / tile.threads) + _BESIDE
     plain = f.functions == PLAIN and f.all_seen  # masks and functions take registers too
     return replace(f, finds=shared <= machine.shared,
@@ -355,7 +355,7 @@ def _tile(m: Machine, z: Sizes, dtype: str, divided: tuple[int, int], accumulate
     accumulated: columns of its results. adds: whether it adds dQ up. tall: three warp groups may have 192 rows, which divide
     nothing."""
     item = 8 if dtype == "float64" else 2  # a machine for float32 counts its elements as two bytes
-    both, staged = z.dim + z.dim_v, 3 if dtype == "float32" else 0  # scores that reach the next GEMM through shared memory
+    both, staged = sum(map(boxes, z[5:])) if m.kind == "wgmma" else z.dim + z.dim_v, 3 if dtype == "float32" else 0  # scores that reach the next GEMM through shared memory
     found = []
     sizes = product((128, 64, 32, 16), (128, 64, 32, 16), (2, 1), (256, 128))
     for rows, keys, stages, n in (*((192, 64, s, 384) for s in (2, 1) if tall), *sizes):

@@ -26,7 +26,7 @@ from tilelang.target.rounded_functions import ALLOWED, without_factors
 from .derivative import derivative
 from .dropout import Dropout, alloc_decisions, draw, stays
 from .form import FACTS, LOG2E, BackwardForm
-from .kernels import key_tiles, seen
+from .kernels import key_tiles, leading, seen
 from .packed_kernels import NEAR, heads_together, order_tiles
 from .problem import Mask
 
@@ -220,18 +220,17 @@ def key_block(f, at, steps, tensors, hk, k0):
     all."""
     Q, K, V, dO, facts, dQ = tensors
     keys, rows, dim, dim_v = f.plain.tile.keys, f.plain.tile.rows, f.sizes.dim, f.sizes.dim_v
-    Ks, Vs = T.alloc_shared((keys, dim), f.dtype), T.alloc_shared((keys, dim_v), f.dtype)
-    Qs, dOs = T.alloc_shared((rows, dim), f.dtype), T.alloc_shared((rows, dim_v), f.dtype)
+    (Ks, Vs), (Qs, dOs) = [[T.alloc_shared((x, n), f.dtype) for n in f.plain.stored] for x in (keys, rows)]
     of_rows = [T.alloc_shared((rows,), f.accum) for _ in range(sum(f.facts))]
     dk = None if f.lean else T.alloc_fragment((keys, dim), f.accum)
     dv = T.alloc_fragment((keys, dim_v), f.accum)
-    T.copy(f.plain.rows(K, at.batch, hk, at.k0 + k0, keys), Ks)
-    T.copy(f.plain.rows(V, at.batch, hk, at.k0 + k0, keys), Vs)
+    T.copy(f.plain.rows(K, at.batch, hk, at.k0 + k0, keys, True), Ks)
+    T.copy(f.plain.rows(V, at.batch, hk, at.k0 + k0, keys, True), Vs)
     shared = Ks
     if f.held:
         Kf, Vf = T.alloc_fragment((keys, dim), f.dtype), T.alloc_fragment((keys, dim_v), f.dtype)
-        T.copy(Ks, Kf)
-        T.copy(Vs, Vf)
+        T.copy(leading(Ks, dim), Kf)
+        T.copy(leading(Vs, dim_v), Vf)
         Ks, Vs = Kf, Vf
     if not f.lean:
         T.clear(dk)
@@ -260,36 +259,36 @@ def add_queries(f, at, tensors, tiles, results, tile, k0, partly):
     """A step of key_block: a tile of queries, (head, first row, number of the step), is loaded, and its gradients are added to
     the results."""
     (Q, dO, facts), (Ks, Vs, Qs, dOs, of_rows, Kept, shared), (dk, dv, dQ), (h, row, n) = tensors, tiles, results, tile
-    keys, rows = f.plain.tile.keys, f.plain.tile.rows
+    keys, rows, dim, dim_v = f.plain.tile.keys, f.plain.tile.rows, f.sizes.dim, f.sizes.dim_v
     S, E = T.alloc_fragment((keys, rows), f.accum), T.alloc_fragment((keys, rows), f.accum)
     P, dS = T.alloc_fragment((keys, rows), f.dtype), T.alloc_fragment((keys, rows), f.dtype)
     more = T.alloc_fragment((keys, rows), f.accum) if f.rule is not None and f.rule.second else None
     if f.plain.drop:
         draw(Kept, Dropout(at.seed, f.plain.drop, at.number, h), row, k0, True)
-    T.copy(f.plain.rows(Q, at.batch, h, at.q0 + row, rows), Qs)
+    T.copy(f.plain.rows(Q, at.batch, h, at.q0 + row, rows, True), Qs)
     loaded = [T.copy(facts(at, n, h, row, rows), of_rows[n]) for n in range(f.facts[0])]  # noqa: F841
-    T.gemm(Ks, Qs, S, transpose_B=True, clear_accum=True)
+    T.gemm(leading(Ks, dim), leading(Qs, dim), S, transpose_B=True, clear_accum=True)
     if f.rule is None:
         weigh(f, at, S, P, lambda i, j: of_rows[0][j], lambda i, j: (row + j, k0 + i), h, partly, Kept)
     else:
         weigh_rows(f, at, S, P, more, lambda n, i, j: of_rows[n][j], lambda i, j: (row + j, k0 + i), h, partly)
-    T.copy(f.plain.rows(dO, at.batch, h, at.q0 + row, rows), dOs)
+    T.copy(f.plain.rows(dO, at.batch, h, at.q0 + row, rows, True), dOs)
     later = [T.copy(facts(at, n, h, row, rows), of_rows[n]) for n in range(f.facts[0], sum(f.facts))]  # noqa: F841
-    T.gemm(Vs, dOs, E, transpose_B=True, clear_accum=True)
+    T.gemm(leading(Vs, dim_v), leading(dOs, dim_v), E, transpose_B=True, clear_accum=True)
     if f.plain.drop:
         for i, j in T.Parallel(keys, rows):
             P[i, j] = T.max(S[i, j], 0.0)
-    T.gemm(P, dOs, dv)
+    T.gemm(P, leading(dOs, dim_v), dv)
     for i, j in T.Parallel(keys, rows):
         dS[i, j] = change(f, S, E, more, lambda n, j=j: of_rows[n][j], i, j)
     if not f.lean:
-        T.gemm(dS, Qs, dk)
+        T.gemm(dS, leading(Qs, dim), dk)
     if f.stores:
         T.copy(dS, dQ(h, row, n))
     elif f.query is None:
-        dSs, dq = T.alloc_shared((keys, rows), f.dtype), T.alloc_fragment((rows, f.sizes.dim), f.accum)
+        dSs, dq = T.alloc_shared((keys, rows), f.dtype), T.alloc_fragment((rows, dim), f.accum)
         T.copy(dS, dSs)
-        T.gemm(dSs, shared, dq, transpose_A=True, clear_accum=True)
+        T.gemm(dSs, leading(shared, dim), dq, transpose_A=True, clear_accum=True)
         T.atomic_add(at.facts(dQ, h, row, rows), dq)
 
 
@@ -299,20 +298,19 @@ def query_block(f, at, steps, tensors, own, h, row):
     keys. own: O, LSE, dLSE, L and D where the block computes the facts (f.finds), as row_facts takes them."""
     Q, K, V, dO, facts = tensors
     keys, rows, dim, dim_v = f.query.keys, f.query.rows, f.sizes.dim, f.sizes.dim_v
-    Ks, Vs = T.alloc_shared((keys, dim), f.dtype), T.alloc_shared((keys, dim_v), f.dtype)
-    Qs, dOs = T.alloc_shared((rows, dim), f.dtype), T.alloc_shared((rows, dim_v), f.dtype)
+    (Ks, Vs), (Qs, dOs) = [[T.alloc_shared((x, n), f.dtype) for n in f.plain.stored] for x in (keys, rows)]
     of_rows = [T.alloc_fragment((rows,), f.accum) for _ in range(sum(f.facts))]
     S, E = T.alloc_fragment((rows, keys), f.accum), T.alloc_fragment((rows, keys), f.accum)
     dS = T.alloc_fragment((rows, keys), f.dtype)
     more = T.alloc_fragment((rows, keys), f.accum) if f.rule is not None and f.rule.second else None
     dq = T.alloc_fragment((rows, dim), f.accum)
     hk = h // f.plain.group
-    T.copy(f.plain.rows(Q, at.batch, h, at.q0 + row, rows), Qs)
-    T.copy(f.plain.rows(dO, at.batch, h, at.q0 + row, rows), dOs)
+    T.copy(f.plain.rows(Q, at.batch, h, at.q0 + row, rows, True), Qs)
+    T.copy(f.plain.rows(dO, at.batch, h, at.q0 + row, rows, True), dOs)
     if f.rows_held:
         Qf, dOf = T.alloc_fragment((rows, dim), f.dtype), T.alloc_fragment((rows, dim_v), f.dtype)
-        T.copy(Qs, Qf)
-        T.copy(dOs, dOf)
+        T.copy(leading(Qs, dim), Qf)
+        T.copy(leading(dOs, dim_v), dOf)
         Qs, dOs = Qf, dOf
     if f.finds:
         own_facts(f, at, dOs, own, of_rows, h, row)
@@ -324,18 +322,18 @@ def query_block(f, at, steps, tensors, own, h, row):
         k0 = steps.tile(0, n)[1]
         if f.plain.drop:
             draw(Kept, Dropout(at.seed, f.plain.drop, at.number, h), row, k0)
-        T.copy(f.plain.rows(K, at.batch, hk, at.k0 + k0, keys), Ks)
-        T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
+        T.copy(f.plain.rows(K, at.batch, hk, at.k0 + k0, keys, True), Ks)
+        T.gemm(leading(Qs, dim), leading(Ks, dim), S, transpose_B=True, clear_accum=True)
         element = lambda i, j, k0=k0: (row + i, k0 + j)  # noqa: E731
         if f.rule is None:
             weigh(f, at, S, None, lambda i, j: of_rows[0][i], element, h, steps.hides(0, n), Kept)
         else:
             weigh_rows(f, at, S, None, more, lambda n, i, j: of_rows[n][i], element, h, steps.hides(0, n))
-        T.copy(f.plain.rows(V, at.batch, hk, at.k0 + k0, keys), Vs)
-        T.gemm(dOs, Vs, E, transpose_B=True, clear_accum=True)
+        T.copy(f.plain.rows(V, at.batch, hk, at.k0 + k0, keys, True), Vs)
+        T.gemm(leading(dOs, dim_v), leading(Vs, dim_v), E, transpose_B=True, clear_accum=True)
         for i, j in T.Parallel(rows, keys):
             dS[i, j] = change(f, S, E, more, lambda n, i=i: of_rows[n][i], i, j)
-        T.gemm(dS, Ks, dq)
+        T.gemm(dS, leading(Ks, dim), dq)
     for i, j in T.Parallel(rows, dim):
         dq[i, j] *= at.scale
     return dq
@@ -346,15 +344,15 @@ def stored_block(f, at, steps, tensors, h, row):
     """dQ of the tile of queries from `row` on, a fragment, of stored gradients of scores. tensors: K and these gradients."""
     K, dS = tensors
     keys, rows, dim = f.query.keys, f.query.rows, f.sizes.dim
-    Ks, dSs = T.alloc_shared((keys, dim), f.dtype), T.alloc_shared((keys, rows), f.dtype)
+    Ks, dSs = T.alloc_shared((keys, f.plain.stored[0]), f.dtype), T.alloc_shared((keys, rows), f.dtype)
     dq = T.alloc_fragment((rows, dim), f.accum)
     T.clear(dq)
     for n in T.Pipelined(steps.count(0), num_stages=f.query.stages):
         k0 = steps.tile(0, n)[1]
-        T.copy(f.plain.rows(K, at.batch, h // f.plain.group, at.k0 + k0, keys), Ks)
+        T.copy(f.plain.rows(K, at.batch, h // f.plain.group, at.k0 + k0, keys, True), Ks)
         column = stored_column(f, dS, k0 // f.plain.tile.keys * f.plain.tile.keys, h % f.plain.group, row)
         T.copy(at.gradients(dS, h // f.plain.group, k0, keys, column, rows), dSs)
-        T.gemm(dSs, Ks, dq, transpose_A=True)
+        T.gemm(dSs, leading(Ks, dim), dq, transpose_A=True)
     for i, j in T.Parallel(rows, dim):
         dq[i, j] *= at.scale
     return dq
@@ -365,14 +363,14 @@ def stored_keys(f, at, steps, tensors, hk, k0):
     """dK of the tile of keys from k0 on, a fragment, of stored gradients of scores. tensors: Q and these gradients."""
     Q, dS = tensors
     keys, rows, dim = f.plain.tile.keys, f.query.keys, f.sizes.dim
-    Qs, dSs = T.alloc_shared((rows, dim), f.dtype), T.alloc_shared((keys, rows), f.dtype)
+    Qs, dSs = T.alloc_shared((rows, f.plain.stored[0]), f.dtype), T.alloc_shared((keys, rows), f.dtype)
     dk = T.alloc_fragment((keys, dim), f.accum)
     T.clear(dk)
     for n in T.Pipelined(steps.count(0), num_stages=f.query.stages):
         h, row = steps.tile(0, n)
-        T.copy(f.plain.rows(Q, at.batch, h, at.q0 + row, rows), Qs)
+        T.copy(f.plain.rows(Q, at.batch, h, at.q0 + row, rows, True), Qs)
         T.copy(at.gradients(dS, hk, k0, keys, stored_column(f, dS, k0, h - hk * f.plain.group, row), rows), dSs)
-        T.gemm(dSs, Qs, dk)
+        T.gemm(dSs, leading(Qs, dim), dk)
     for i, j in T.Parallel(keys, dim):
         dk[i, j] *= at.scale
     return dk
@@ -412,7 +410,7 @@ def log_of(f: BackwardForm, at: Place, LSE: Callable[[Any], Any], i: Any) -> Any
 def own_facts(f, at, dO, own, of_rows, h, row):
     """What row_facts computes, for the rows of a block of queries, also to the fragments of_rows. dO: their tile."""
     O, LSE, dLSE, L, D = own
-    rows, dim = dO.shape
+    rows, dim = dO.shape[0], f.sizes.dim_v
     Os, o = T.alloc_shared((rows, dim), f.dtype), T.alloc_fragment((rows, dim), f.accum)
     T.copy(f.plain.rows(O, at.batch, h, at.q0 + row, rows), Os)
     for i, j in T.Parallel(rows, dim):

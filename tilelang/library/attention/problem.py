@@ -184,7 +184,7 @@ def whole(columns: int) -> int:
 def boxes(columns: int) -> int:
     """Columns of whole boxes of TMA, 128 bytes wide: narrower ones would be several for a row, and each row of a box takes the
     same time."""
-    return -(-columns // 64) * 64 if columns > 32 else columns
+    return -(-columns // 64) * 64 if columns > 32 and columns % 32 else columns
 
 
 def fold(x: Any, layout: str, kv_heads: int) -> Any:

@@ -31,7 +31,7 @@ _MMA = kernel_rates("mma")
 _BESIDE_MMA = 28  # the same for mma.sync, beside its fragments of Q, K and V
 _SPILLED = 16  # registers above those of a thread that may be spilled: 128 x 64 of 128 threads 365 TFLOP/s, 128 x 32 333
 _PORT, _PORT_NORM = 128.0, 4  # bytes of shared memory per cycle; exponent for its time beside that of the MMAs
-_STEP = 190.0  # fixed cycles of a step: barriers, the ends of GEMMs, reductions over quads
+_STEP, _HIDDEN = 190.0, 130.0  # fixed cycles of a step: barriers, ends of GEMMs, reductions over quads; what a third group hides
 _LOADED = 52.0  # bytes of K and V that an SM loads in a cycle while all of them load: 64 rows of 256 columns wait for these
 _MASK = 5.0  # cycles per key of a tile that queries see in part: index, comparison and selection for each score
 _NEAR = 1.02  # of the least mean ratio of a tile for any lengths: taller tiles, then those with fewer keys, are as good
@@ -128,7 +128,9 @@ def step_cycles(m: Machine, tile: Tile, dim: int, dim_v: int) -> float:
     if m.kind == "wgmma":
         scores = ceil(dim / 16) * max(keys / 2, 16 + keys / 4)
         values = ceil(keys / 16) * max(dim_v / 2, 13)
-        return max(max(blocks * (scores + values), scores + max(values, softmax)) + _STEP, 2 * keys * (dim + dim_v) / _LOADED)
+        # Reads of operands bound scores of up to 64 keys: no third group's run under the fixed costs of the others.
+        fixed = _STEP - (_HIDDEN if blocks > 2 and keys > 64 else 0.0)
+        return max(max(blocks * (scores + values), scores + max(values, softmax)) + fixed, 2 * keys * (dim + dim_v) / _LOADED)
     products = 2 * tile.rows * keys * (dim + dim_v) / (0.75 * m.flops)
     loads = 2 * keys * (dim + dim_v) / _MMA.l2
     read = 2 * (tile.threads / 32 * keys * (dim + dim_v) + tile.rows * dim) / _PORT  # each warp reads K and V, for its rows
