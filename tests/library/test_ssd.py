@@ -14,6 +14,7 @@ MACHINES = {"cpu": None, "sm_80": {"kind": "cuda", "arch": "sm_80"}, "sm_90a": {
             "gfx942": {"kind": "hip", "mcpu": "gfx942"}}
 EACH = ["cpu", "sm_80", "sm_90a", pytest.param("gfx942", marks=pytest.mark.slow)]
 SIZES = [(1, 2, 64, 2, 1, 64, 64), (1, 2, 192, 4, 2, 64, 64), (1, 1, 128, 4, 2, 32, 48), (2, 2, 192, 1, 1, 16, 16),
+         (1, 2, 128, 2, 1, 32, 64), (2, 1, 192, 3, 1, 128, 64),
          pytest.param((1, 1, 64, 2, 1, 256, 256), marks=pytest.mark.slow)]
 
 

@@ -123,8 +123,9 @@ def run_states(at: Place, x: Any, f: SsdForm, *arrays: Any) -> None:
 def run_scan(at: Place, f: SsdForm, cb: Any, x: Any, *arrays: Any) -> None:
     """Compute the last of the arrays that scan_kernel names."""
     wide, forms = at.target.has_wgmma and f.acc == "float32", []
-    if wide and f.each % 2 == 0 and f.p % 64 == f.n % 64 == 0:
-        forms = [f._replace(blocks=at.sms or at.chip.sms, stages=n) for n in (4, 2)]
+    if wide and f.n % 64 == 0:
+        pairs = [f._replace(heads=f.heads * n, p=f.p // n, pieces=n) for n in range(1, 9) if f.p % (32 * n) == 0 == f.each * n % 2]
+        forms = [g._replace(blocks=at.sms or at.chip.sms, stages=n) for g in pairs for n in (4, 2)]
     fitting = [s for s in (1, 2, 4) if f.p % (16 * s) == 0]
     forms += [f._replace(splits=s, wide=wide) for s in fitting if f.p * f.n <= s * ENTRIES or s == fitting[-1]]
     run_fitting(at, _scan, forms, cb, x, *arrays)
@@ -137,4 +138,9 @@ def _scan(f: SsdForm) -> Any:
 def run_fitting(at: Place, make: Any, forms: Sequence[SsdForm], *arrays: Any) -> None:
     """Run the kernel of the first form for which a block has room."""
     if arrays[-1].size if is_numpy(arrays[-1]) else arrays[-1].numel():
-        fitting_kernel(at, make, *forms)[1](*map(contiguous, arrays[:-1]), arrays[-1])
+        form, kernel = fitting_kernel(at, make, *forms)
+        given = [*map(contiguous, arrays[:-1]), arrays[-1]]
+        if form.pieces > 1:  # heads of scan_pairs: x, the states before and the result
+            for n in (1, 5, 7):
+                given[n] = given[n].reshape(*given[n].shape[:2], form.heads, form.p, *given[n].shape[4:])
+        kernel(*given)

@@ -16,7 +16,7 @@ MOST = 128  # accumulators that the registers of a thread hold
 class SsdForm(NamedTuple):
     """What a kernel is compiled for: any batch and sequence.  length: of a chunk.  skip: whether D is read.  wide: whether
     tiles are for two warp groups of wgmma.  splits: how many blocks divide P.  blocks, stages: of scan_pairs, which has at most
-    so many blocks."""
+    so many blocks.  pieces: heads of scan_pairs that are one head of x, each with so many of its columns."""
 
     length: int
     heads: int
@@ -29,6 +29,7 @@ class SsdForm(NamedTuple):
     splits: int = 1
     blocks: int = 0
     stages: int = 0
+    pieces: int = 1
 
     @property
     def each(self) -> int:
@@ -154,8 +155,8 @@ def produce(f, tiles, work, items, chunks):
             T.mbarrier_wait_parity(state[1], (i + 1) % 2)
             for q in T.unroll(2):
                 T.tma_copy(Before[b, c, h + q, :, :], Ss[q, :, :], barrier=state[0])
-                T.tma_copy(A[b, h + q, c, :], a[i % 2, q, :], barrier=state[0])
-                T.tma_copy(Dt[b, h + q, c, :], dt[i % 2, q, :], barrier=state[0])
+                T.tma_copy(A[b, (h + q) // f.pieces, c, :], a[i % 2, q, :], barrier=state[0])
+                T.tma_copy(Dt[b, (h + q) // f.pieces, c, :], dt[i % 2, q, :], barrier=state[0])
             T.mbarrier_arrive(state[0])
             for m in T.serial(count):
                 r = i * count + m
@@ -186,7 +187,7 @@ def consume(f, tiles, results, items, chunks, q):
             item, u = T.get_block_binding(0) + i * f.blocks, i % 2
             h, c, b = item % (f.heads // 2) * 2 + q, item // (f.heads // 2) % chunks, item // (f.heads // 2) // chunks
             if f.skip:
-                skip[0] = D[h]
+                skip[0] = D[h // f.pieces]
             T.mbarrier_wait_parity(state[0], u)
             for x in T.Parallel(f.length):
                 a[u, q, x] *= LOG2E
@@ -238,16 +239,17 @@ def consume(f, tiles, results, items, chunks, q):
 
 def scan_pairs(f: SsdForm) -> Any:
     """The kernel (cb, x, dt, a, C, before, D, out) for wgmma: an item is a chunk of two heads of a group, which share cb and C,
-    a warp group each.  A third loads."""
+    a warp group each.  A third loads.  Heads of many columns come as several, which share dt and a too."""
     batch, seq, chunks = T.dynamic("batch, seq, chunks")
-    shape = batch, f.heads, chunks, f.length
+    heads = f.heads // f.pieces
+    shape = batch, heads, chunks, f.length
 
     @T.prim_func
     def chunk_scan_pairs(CB: T.Tensor((batch, chunks, f.groups, f.length, f.length), f.dtype),
                          X: T.Tensor((batch, seq, f.heads, f.p), f.dtype), Dt: T.Tensor(shape, "float32"),
                          A: T.Tensor(shape, "float32"), C: T.Tensor((batch, seq, f.groups, f.n), f.dtype),
                          Before: T.Tensor((batch, chunks, f.heads, f.p, f.n), f.dtype),
-                         D: T.Tensor((f.heads,) if f.skip else shape, "float32"),
+                         D: T.Tensor((heads,) if f.skip else shape, "float32"),
                          Out: T.Tensor((batch, seq, f.heads, f.p), f.dtype)):
         with T.Kernel(f.blocks, threads=384) as z:
             Ss, Cs = T.alloc_shared((2, f.p, f.n), f.dtype), T.alloc_shared((2, ROWS, f.n), f.dtype)

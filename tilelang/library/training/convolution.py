@@ -50,7 +50,8 @@ def conv2d(x: Any, weight: Any, *, stride: Any = 1, padding: Any = 0, dilation: 
     tensors in channels_last memory are such images after x.permute(0, 2, 3, 1), without a copy.
     stride, padding, dilation: an integer, or one for height and one for width; pixels around the image are zero.
     target: as for rms_norm.  On sm_90a TMA loads the windows of images with a multiple of 16 channels.  Of others, of 16-bit
-    elements without dilation, each call stores a copy first, of stride x stride pixels as one with a multiple of 16 channels.
+    elements without dilation, each call stores a copy first, of stride x stride pixels as one with a multiple of 16 channels;
+    the gradient of such images is computed in these blocks, and copied.
 
     Gradients of x and weight, of their type; the same inputs give the same bits.  Saved for them: x and weight.
 
@@ -202,9 +203,15 @@ def _gradient(x: Any, weight: Any, needs: list[bool], stride: list[int], padding
             t[...] = 0
         return dx, dw
     if needs[0]:
-        g = tiled(f, at, power(x.shape[0]) * f.out[0] * f.out[1], True)
-        kernel, w = at.kernel(image_gradient, g, cluster=g.tile.cluster or None), _matrix(f, weight)
-        in_chunks(lambda dy, dx: kernel(dy, w, dx), _images(g, f.image[:2]), dy, dx)
+        g, w, images, to = f, weight, None, dx
+        if found := in_blocks(f, at):
+            g, images, weights = found
+            w, to = _gathered(at, weights, weight), empty(x, (x.shape[0], *images.shape), f.kind)
+        g = tiled(g, at, power(x.shape[0]) * f.out[0] * f.out[1], True)
+        kernel, w = at.kernel(image_gradient, g, cluster=g.tile.cluster or None), _matrix(g, w)
+        in_chunks(lambda dy, dx: kernel(dy, w, dx), _images(g, g.image[:2]), dy, to)
+        if images is not None:
+            in_chunks(at.kernel(scatter_blocks, images), MAX_GRID[1] // f.image[0], to, dx)
     if needs[1]:
         whole, found = dw, in_blocks(f, at)
         if found:
