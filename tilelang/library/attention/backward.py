@@ -258,7 +258,8 @@ def backward_form(p: AttentionProblem, machine: Machine, tensors: dict[str, Any]
 def any_lengths(f: BackwardForm, p: AttentionProblem) -> BackwardForm:
     """The form for any sizes that a problem's kernel may have."""
     plain, steps = (any_sizes(replace(p, strides=(*p.strides[:3], s)), f.plain.tile) for s in (f.plain.strides[3], f.steps))
-    return replace(f, plain=replace(plain, boxed=f.plain.boxed), steps=steps.strides[3], stored=-1 if f.stored else 0, functions=f.functions.opened,
+    plain = replace(plain, boxed=f.plain.boxed)
+    return replace(f, plain=plain, steps=steps.strides[3], stored=-1 if f.stored else 0, functions=f.functions.opened,
                    rows_held=False)
 
 
@@ -355,7 +356,8 @@ def _tile(m: Machine, z: Sizes, dtype: str, divided: tuple[int, int], accumulate
     accumulated: columns of its results. adds: whether it adds dQ up. tall: three warp groups may have 192 rows, which divide
     nothing."""
     item = 8 if dtype == "float64" else 2  # a machine for float32 counts its elements as two bytes
-    both, staged = sum(map(boxes, z[5:])) if m.kind == "wgmma" else z.dim + z.dim_v, 3 if dtype == "float32" else 0  # scores that reach the next GEMM through shared memory
+    both = sum(map(boxes, z[5:])) if m.kind == "wgmma" else z.dim + z.dim_v
+    staged = 3 if dtype == "float32" else 0  # scores that reach the next GEMM through shared memory
     found = []
     sizes = product((128, 64, 32, 16), (128, 64, 32, 16), (2, 1), (256, 128))
     for rows, keys, stages, n in (*((192, 64, s, 384) for s in (2, 1) if tall), *sizes):

@@ -200,7 +200,8 @@ def working_set(f):
     """The tiles and fragments of a block.
 
     Shared memory holds tiles of Q, K and V, with f.stored columns. Registers hold the scores S (rows, keys) and `acc`
-    (rows, dim_v) in f.accum, the weights P like S in f.math, and, with one element per row, `top`, `before`, `factor`, `total` and the sum of a tile.
+    (rows, dim_v) in f.accum, the weights P like S in f.math, and, with one element per row, `top`, `before`, `factor`, `total`
+    and the sum of a tile.
     """
     rows, keys = f.tile.rows, f.tile.keys
     Qs = T.alloc_shared((rows, f.stored[0]), f.math)

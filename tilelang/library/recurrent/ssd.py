@@ -124,7 +124,8 @@ def run_scan(at: Place, f: SsdForm, cb: Any, x: Any, *arrays: Any) -> None:
     """Compute the last of the arrays that scan_kernel names."""
     wide, forms = at.target.has_wgmma and f.acc == "float32", []
     if wide and f.n % 64 == 0:
-        pairs = [f._replace(heads=f.heads * n, p=f.p // n, pieces=n) for n in range(1, 9) if f.p % (32 * n) == 0 == f.each * n % 2]
+        pairs = [f._replace(heads=f.heads * n, p=f.p // n, pieces=n) for n in range(1, 9)
+                 if f.p % (32 * n) == 0 == f.each * n % 2]
         forms = [g._replace(blocks=at.sms or at.chip.sms, stages=n) for g in pairs for n in (4, 2)]
     fitting = [s for s in (1, 2, 4) if f.p % (16 * s) == 0]
     forms += [f._replace(splits=s, wide=wide) for s in fitting if f.p * f.n <= s * ENTRIES or s == fitting[-1]]

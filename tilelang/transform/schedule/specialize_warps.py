@@ -548,7 +548,7 @@ def _by_group(p: _WarpRoles, op: Any) -> list[Any]:
     b = op.dst.buffer
     used = [e.node for e in effects(p.launch.body) if e.storage is b.data and e.node is not op]
     alone = p.groups > 1 and all(
-        isinstance(x, Gemm) and x.a.buffer is b and x.b.buffer is not b and x.a.extents[:-1] == b.shape[:-1] and not x.transpose_a
+        isinstance(x, Gemm) and x.a.buffer is b is not x.b.buffer and x.a.extents[:-1] == b.shape[:-1] and not x.transpose_a
         and getattr(choose_wgmma(x, p.groups * GROUP, p.tf32), "warps", None) == (p.groups * 4, 1) for x in used)
     return (row_boxes(op, p.groups) if alone else None) or [op]
 
