@@ -159,6 +159,7 @@ def test_rows_of_72_and_112_columns_came_by_boxes_of_16(dim, boxes):
     (kernel,) = lower(dense_attention(form).func, SM90, {"tl.enable_hopper": True, "tl.enable_fast_math": True}).kernels
     text = print_kernel(kernel, fast_math=True)
     assert sum("tma_load" in line and "&Ks[" in line for line in text.splitlines()) == boxes
+    assert f"mbarrier_wait(&Qs_full[{form.tile.rows // 64 - 1}]" in text  # a warp group waits for its own rows of the operand
 
 
 def test_a_ragged_end_is_masked_before_the_loop():
