@@ -20,10 +20,10 @@ from ..autograd import Function, Numbered, Results, Step, direct
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place, target_text
 from .backward import OWN_QUERIES, prepared
-from .build import any_sizes, symbolic, symbolic_functions
+from .build import any_sizes, boxed, symbolic, symbolic_functions
 from .form import LOG2E, AttentionForm, ScoreFunctions, Tile
 from .inputs import check_gradient, check_scale, check_tensors, device_of, running_on, with_whole_heads
-from .kernels import absorb, finish, hide_keys, reset, working_set
+from .kernels import absorb, finish, hide_keys, leading, reset, working_set
 from .problem import AttentionProblem, Mask, attention_problem, opened
 from .tile_cost import machine_of
 
@@ -88,22 +88,22 @@ def flex_kernel(form: FlexForm) -> Any:
             changing, masking = ([(X0, X1)[n] for n in numbers] for numbers in g.uses)
             row = bx * rows
             at = (b if masks > 1 else 0, h if mask_heads > 1 else 0, row // across)
-            T.copy(f.rows(Q, b, h, row, rows), Qs)
+            T.copy(f.rows(Q, b, h, row, rows, True), Qs)
             reset(acc, top, total, c)
             count = T.ceildiv(seq_k, keys) if g.block is None else Blocks[(*at, 0)] * steps
             whole = 0 if g.block is None else Blocks[(*at, 1)]
             for k in T.Pipelined(count, num_stages=f.tile.stages):
                 key = k * keys if g.block is None else Blocks[(*at, k // steps + 2)] * along + k % steps * keys
-                T.copy(f.rows(K, b, h // f.group, key, keys), Ks)
-                T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
+                T.copy(f.rows(K, b, h // f.group, key, keys, True), Ks)
+                T.gemm(leading(Qs, f.dim), leading(Ks, f.dim), S, transpose_B=True, clear_accum=True)
                 if g.score is not None and grows is None:
                     for i, j in T.Parallel(rows, keys):
                         S[i, j] = g.score(S[i, j] * f.scale, b, h, row + i, key + j, *changing)
                 hide(S, row, key, k >= whole * steps, (b, h, masking), -math.inf)
-                T.copy(f.rows(V, b, h // f.group, key, keys), Vs)
+                T.copy(f.rows(V, b, h // f.group, key, keys, True), Vs)
                 absorb(S, P, acc, state, c, None, None if grows is None else (
                     grows, lambda W, key=key, k=k: hide(W, row, key, k >= whole * steps, (b, h, masking), 0.0)))
-                T.gemm(P, Vs, acc)
+                T.gemm(P, leading(Vs, f.dim_v), acc)
             finish(acc, top, total, factor, c)
             T.copy(acc, f.rows(O, b, h, row, rows))
             if f.with_lse:
@@ -345,9 +345,11 @@ def _prepare(qkv: tuple[Any, Any, Any], read: tuple[Any, ...], uses: tuple[tuple
     block = None if mask is None else mask.block
     functions = functions_of(score_mod, mask, None if mask is None else (mask.blocks, no_lists), read, uses)
     p = opened(p, at, "flex", *functions.family)
-    tile = flex_tile(machine_of(at.target, at.sms, p.dtype).kind, p, block)
+    machine = machine_of(at.target, at.sms, p.dtype)
+    tile = flex_tile(machine.kind, p, block)
     plain = AttentionForm(p.sizes, p.strides, p.layout, p.dtype, Mask(), tile, p.with_lse, p.scale)
-    form = FlexForm(any_sizes(p, tile), functions.opened) if p.opened else FlexForm(plain, functions)
+    plain = replace(any_sizes(p, tile) if p.opened else plain, boxed=boxed(p, machine))
+    form = FlexForm(plain, functions.opened if p.opened else functions)
     # No fast math: its tanh is too coarse for a softcap, and functions of scores have shorter forms of their own.
     kernel = None if p.empty else at.kernel(flex_program, form)
 
