@@ -27,6 +27,7 @@ from .inputs import UNIT, check_alike, check_scale, check_tensors, fast_kernel, 
 from .problem import AttentionProblem, Mask, Sizes, attention_problem, boxes, opened
 from .tile_cost import GROUP, Machine, machine_of
 
+_MASKED = 96  # columns up to which whole boxes gain nothing where a mask leaves blocks few steps
 STORED = 2 << 30  # bytes of the gradients of scores that a call stores at most
 STORED_COLUMNS = 192  # of q and v, from which on two more GEMMs take longer than that
 OWN_QUERIES = 16384  # the most of a kernel of one length: verify_sync does not follow the loops of twice as many
@@ -250,7 +251,7 @@ def backward_form(p: AttentionProblem, machine: Machine, tensors: dict[str, Any]
         deterministic = machine.kind == "wgmma"
     keys, queries = backward_tiles(machine, p, deterministic, functions.block)
     plain = AttentionForm(p.sizes, fixed.strides, p.layout, p.dtype, p.mask, keys, p.with_lse, p.scale, drop=p.drop,
-                          columns=p.columns, boxed=boxed(p, machine))
+                          columns=p.columns, boxed=boxed(p, machine) and (p.mask == Mask() or max(p.sizes[5:]) > _MASKED))
     copied = [*p.copied, *(s is None for s in found)]
     return fitted(BackwardForm(plain, gradient, queries if deterministic else None, functions), machine, at, p.dynamic), copied
 

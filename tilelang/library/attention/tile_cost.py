@@ -118,8 +118,8 @@ def steps(sizes: Sizes, mask: Mask, tile: Tile) -> list[tuple[int, int]]:
     return out
 
 
-def step_cycles(m: Machine, tile: Tile, dim: int, dim_v: int) -> float:
-    """Cycles of an SM for one tile of keys.
+def step_cycles(m: Machine, tile: Tile, dim: int, dim_v: int, window: bool = False) -> float:
+    """Cycles of an SM for one tile of keys. window: whether queries have a first key, for which each step tests.
 
     wgmma: 64 rows by N columns take max(N/2, 16 + N/4) cycles for 16 of k from shared memory, max(N/2, 13) from registers.
     exp2: 16 per cycle; the maximum, the sum and the conversion of a score take half as long again.
@@ -130,7 +130,7 @@ def step_cycles(m: Machine, tile: Tile, dim: int, dim_v: int) -> float:
         scores = ceil(dim / 16) * max(keys / 2, 16 + keys / 4)
         values = ceil(keys / 16) * max(dim_v / 2, 13)
         # Reads of operands bound scores of up to 64 keys: no third group's run under the fixed costs of the others.
-        fixed = _STEP - (_HIDDEN if blocks > 2 and keys > 64 else 0.0)
+        fixed = _STEP - (_HIDDEN if blocks > 2 and keys > 64 and not window else 0.0)
         return max(max(blocks * (scores + values), scores + max(values, softmax)) + fixed, 2 * keys * (dim + dim_v) / _LOADED)
     products = 2 * tile.rows * keys * (dim + dim_v) / (0.75 * m.flops)
     loads = 2 * keys * (dim + dim_v) / _MMA.l2
@@ -159,7 +159,7 @@ def estimate(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> tuple[float, W
 
 def _whole(m: Machine, sizes: Sizes, mask: Mask, tile: Tile, seen: list[tuple[int, int]]) -> tuple[float, float]:
     """Cycles of a call in which each tile is computed by one block, and of its longest tile. seen: as returned by `steps`."""
-    step, beside = step_cycles(m, tile, sizes.dim, sizes.dim_v), _beside(sizes, tile)
+    step, beside = step_cycles(m, tile, sizes.dim, sizes.dim_v, mask.left is not None), _beside(sizes, tile)
     cut = 0.0 if mask == Mask() else _MASK * tile.keys  # only a ragged end is masked, in front of the loop
     times = [beside + n * step + masked * cut for n, masked in seen]
     tiles, longest = _tiles(sizes, tile), max(times)

@@ -204,7 +204,7 @@ def _gradient(x: Any, weight: Any, needs: list[bool], stride: list[int], padding
         return dx, dw
     if needs[0]:
         g, w, images, to = f, weight, None, dx
-        if found := in_blocks(f, at):
+        if (found := in_blocks(f, at)) and (max(f.stride) > 1 or f.image[2] % 2):  # others' pixels are stored as they lie
             g, images, weights = found
             w, to = _gathered(at, weights, weight), empty(x, (x.shape[0], *images.shape), f.kind)
         g = tiled(g, at, power(x.shape[0]) * f.out[0] * f.out[1], True)
