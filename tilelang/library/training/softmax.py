@@ -182,41 +182,28 @@ def store(f, x, Y, Flat, top, c, cut):
 
 
 @T.macro
-def load_long(f, X, Flat, top, c, x, cut, outside=0):
-    """As `load`, for a chunk of one long row: a thread has whole vectors, next to those of the next thread."""
-    vectors, threads, each = f.lanes
-    for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
-        j = c * f.tile.width + (r * threads + t) * each + v
-        if f.shifted:
-            x[r, t, v] = Flat[0, top * f.n // VECTOR * VECTOR + j]
-        else:
-            x[r, t, v] = T.if_then_else(j < f.n, X[top, j], T.cast(outside, x.dtype)) if cut else X[top, j]
-    if f.shifted and cut:
-        for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
-            j = (r * threads + t) * each + v
-            at = column(f, top, c, j)
-            x[r, t, v] = T.if_then_else((at >= 0) & (at < f.n), T.if_then_else(
-                top * f.n // VECTOR * VECTOR + c * f.tile.width + j < Flat.shape[1], x[r, t, v], T.cast(X[top, at], x.dtype)),
-                T.cast(outside, x.dtype))
-
-
-@T.macro
-def load_copied(f, X, Flat, row, top, c, x, cut, outside=0):
-    """As `load_long`, from the copy of a row's vectors in shared memory."""
+def load_long(f, X, Flat, top, c, x, cut, outside=0, row=None):
+    """As `load`, for a chunk of one long row: a thread has whole vectors, next to those of the next thread.  row: the copy of
+    the row's vectors in shared memory, if there is one."""
     vectors, threads, each = f.lanes
     for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
         first = c * f.tile.width + (r * threads + t) * each
-        x[r, t, v] = row[0, (T.min(first, f.span - each) if cut else first) + v]
+        if row is not None:
+            x[r, t, v] = row[0, (T.min(first, f.span - each) if cut else first) + v]
+        elif f.shifted:
+            x[r, t, v] = Flat[0, top * f.n // VECTOR * VECTOR + first + v]
+        else:
+            x[r, t, v] = X[top, first + v]
     if cut:
         for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
-            j = c * f.tile.width + (r * threads + t) * each + v
-            at = column(f, top, 0, j)
-            if f.shifted:
-                x[r, t, v] = T.if_then_else((at >= 0) & (at < f.n), T.if_then_else(
-                    top * f.n // VECTOR * VECTOR + j < Flat.shape[1], x[r, t, v], T.cast(X[top, at], x.dtype)),
-                    T.cast(outside, x.dtype))
-            else:
-                x[r, t, v] = T.if_then_else(at < f.n, x[r, t, v], T.cast(outside, x.dtype))
+            at = column(f, top, c, (r * threads + t) * each + v)
+            x[r, t, v] = T.if_then_else((at >= 0) & (at < f.n), x[r, t, v], T.cast(outside, x.dtype))
+        if f.shifted:
+            if top * f.n // VECTOR * VECTOR + f.span > Flat.shape[1]:  # the row has elements behind the last whole vector
+                for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
+                    at = column(f, top, c, (r * threads + t) * each + v)
+                    if (at < f.n) & (top * f.n + at >= Flat.shape[1]):
+                        x[r, t, v] = T.cast(X[top, at], x.dtype)
 
 
 @T.macro
@@ -237,8 +224,9 @@ def store_long(f, x, Y, Flat, top, c, cut):
     if f.shifted and cut:
         for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
             at = column(f, top, c, (r * threads + t) * each)
-            if ((at < 0) | (at + each > f.n)) & (at + v >= 0) & (at + v < f.n):
-                Y[top, at + v] = x[r, t, v]
+            if ((at < 0) & (at > -each)) | ((at < f.n) & (at + each > f.n)):
+                if (at + v >= 0) & (at + v < f.n):
+                    Y[top, at + v] = x[r, t, v]
 
 
 @T.macro
@@ -247,10 +235,7 @@ def add_chunk(f, X, Flat, top, c, cut, known, total, mean, row):
     vectors, threads, each = f.lanes
     x, y, least = T.alloc_fragment(f.lanes, f.acc), T.alloc_fragment(f.lanes, f.acc), -T.infinity(f.acc)
     of_vectors, most, before = (T.alloc_fragment(s, f.acc) for s in ((vectors, threads), (threads,), (threads,)))
-    if row is not None:
-        load_copied(f, X, Flat, row, top, c, x, cut, least)
-    else:
-        load_long(f, X, Flat, top, c, x, cut, least if mean is None else 0)
+    load_long(f, X, Flat, top, c, x, cut, least if mean is None else 0, row)
     if mean is not None:
         T.reduce_sum(x, of_vectors, dim=2)
         T.reduce_sum(of_vectors, mean, dim=0, clear=False)
@@ -320,10 +305,7 @@ def scale_chunk(f, X, Y, flats, top, c, cut, most, total, row):
     """Compute a chunk of a long row's exponentials again, and store it times `total`."""
     vectors, threads, each = f.lanes
     x, y = T.alloc_fragment(f.lanes, f.acc), T.alloc_fragment(f.lanes, f.acc)
-    if row is not None:
-        load_copied(f, X, flats[0], row, top, c, x, cut)
-    else:
-        load_long(f, X, flats[0], top, c, x, cut)
+    load_long(f, X, flats[0], top, c, x, cut, 0, row)
     for r, t, v in T.Parallel(*f.lanes, loop_layout=f.layout):
         y[r, t, v] = f.exp(x[r, t, v] - most[0]) * total[0]
     store_long(f, y, Y, flats[1], top, c, cut)
