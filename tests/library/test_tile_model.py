@@ -7,12 +7,15 @@ import pytest
 
 from lone_launch import lone_seconds
 from tilelang.library.gemm import load_cost as tile_loads
+from tilelang.library.gemm.kernels import Form, gemm_grouped
 from tilelang.library.gemm.tile import Tile, TileProblem, chip_of, swapped, without_wgmma
 from tilelang.library.gemm.tile_candidates import candidates, column_chunks, shared_bytes
 from tilelang.library.gemm.tile_cost import choose_tile, estimate_seconds as seconds, matrix_cycles
+from tilelang.library.place import Place
 from tilelang.target import Target
 
-H200 = replace(chip_of(Target({"kind": "cuda", "arch": "sm_90a"})), sms=132)
+H200_TARGET = Target({"kind": "cuda", "arch": "sm_90a"})
+H200 = replace(chip_of(H200_TARGET), sms=132)
 # A launch beside others of the same product, which does not start soon: what was timed without.
 A100 = replace(chip_of(Target({"kind": "cuda", "arch": "sm_80"})), sms=108)
 CPU = chip_of(Target("cpu"))
@@ -110,6 +113,18 @@ def test_pairs_whose_last_lacks_a_tile_are_priced(monkeypatch):
     paired = seconds(H200, p, t)
     monkeypatch.setattr(tile_loads, "pairs", lambda count, others, blocks: count % 2 == 0)
     assert seconds(H200, p, t) * 1e6 == pytest.approx(130.4, rel=0.15) and paired < 0.9 * seconds(H200, p, t)
+
+
+@pytest.mark.parametrize("bm, bn, spans", [(256, 128, (1, 1)), (64, 256, (2, 1))])
+def test_groups_have_the_clusters_of_their_launch(bm, bn, spans):
+    """A launch for groups has blocks for any sizes of theirs, more than one wave of them, though equal sizes fill less."""
+    p = TileProblem(216, 960, 1928, 16, a_rows=16, b_rows=128, may_split=False, open_rows=True, ragged=True)
+    t = next(t for t in candidates(H200, p) if (t.bm, t.bn, t.bk) == (bm, bn, 64))
+    assert tile_loads.clusters(H200, p, t, t.bk / 16 * matrix_cycles(H200, p, bm, bn))[:2] == spans
+    form = Form(3456, p.n, p.k, ("bfloat16", "bfloat16", "bfloat16", "float32"), t, groups=p.batch)
+    assert form.row_tiles(form.m) == p.launched_rows(bm)
+    source = Place(H200_TARGET, None, 132).kernel(gemm_grouped, form, False).get_kernel_source()
+    assert ("cluster_dims__(2, 1, 1)" in source) == (spans == (2, 1)) == ("multicast" in source)
 
 
 def test_few_rows_take_turned_tiles():

@@ -78,6 +78,8 @@ def clusters(chip: Chip, p: TileProblem, t: Tile, matrix: float) -> tuple[int, .
     if chip.kind != "wgmma":
         return found
     grid = ceil(p.n / t.bn), ceil(p.m / t.bm), p.batch * t.splits
+    if p.ragged:
+        grid = grid[0], p.launched_rows(t.bm), 1
     depth, one_wave = ceil(ceil(p.k / t.bk) / t.splits), prod(grid) <= chip.sms
     for spans, count in (((2, 1, 1), grid[0]), ((1, 2, 1), 1 if p.ragged else grid[1])):  # grouped rows have no common B
         loads = _loads(p, t, spans, t.bm, t.loaded, True)

@@ -73,6 +73,13 @@ class TileProblem:
         """The expected number of tiles of bm rows in all GEMMs. Where sizes differ, half a tile of each GEMM is empty."""
         return ceil(self.batch * max(1.0, self.m / bm + 0.5)) if self.ragged else self.batch * ceil(self.m / bm)
 
+    def launched_rows(self, bm: int) -> int:
+        """The number of tiles of bm rows that are launched for all GEMMs: with groups, as many as any sizes may need."""
+        if not self.ragged:
+            return self.batch * ceil(self.m / bm)
+        pieces = min(self.batch * self.m, self.batch + 1)  # the groups, and the rows of no group
+        return (self.batch * self.m - pieces) // bm + pieces
+
 
 @dataclass(frozen=True)
 class Tile:

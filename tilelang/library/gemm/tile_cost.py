@@ -31,6 +31,7 @@ _BOTH = 5  # the same for a tile's own work and memory
 # wave.
 _WAITING, _WAITING_ONCE = 28.3, 19.0
 _FELT_LONG = 0.6  # in four waves and more, the factor of the cost of edge tiles
+_SPREAD = 0.5  # of the number of row tiles of groups of random sizes, for each root of their number
 _SHARED_ROWS = 1.14, 1.02  # factors for memory traffic of shared tiles: stages with 128-byte rows, with 256-byte rows
 # Additional cycles of clusters of 4 and 8 over clusters of two: 128x72 tiles at 1000 cubed take 7.8 us in clusters of 2 x 2,
 # 7.3 in 2 x 4. Where neighbours share the larger operand: 192x104 at 10000x200x1000 take 10.9 in 2 x 1, 11.1 in 2 x 2 and 2 x
@@ -44,6 +45,9 @@ _STAGED, _STAGED_UNALIGNED, _BY_MATRICES, _SWAPPED, _PARTIALS, _UNALIGNED = 0.00
 _WAVE, _STORED, _UNDER, _TALL_WAVE = 428, 0.66, 0.41, 433
 # Factor of stores to rows across sectors; fraction that the missing part of their last TMA box counts (128 bytes of a row).
 _STORED_ACROSS, _BOX = 1.4, 0.36
+# Factor of results that L2 does not hold and whose rows are across sectors: 168 times 984x328x48 store 108 MB at 1.6 to 2.2
+# TB/s, 17104x6920x208 237 MB at 2.0, 1608x800x144, 123 of them, with rows at sectors 316 MB at 3.0.
+_PARTLY = 1.9
 # The fraction of a tile's cost beside its loop that each wave but the first adds, where one group computes 64 rows, 128 rows.
 _LONE, _LONE_TALL = 0.58, 0.74
 _FOLLOWING = 0.3  # ragged GEMMs: additional fraction of the time of one group's tiles that follow others
@@ -79,6 +83,9 @@ PDL_SAVES, _SAVED_BESIDE = 0.68e-6, 0.06e-6
 # times, because the best of many estimates is too low (51 shapes: 3.3 % over the best timed, without 3.9 %, without clusters
 # 5.3 %).
 _TRIED, _FAR, _SURE = 32, 1.25, 1.04
+# Seconds from a load of memory until it arrives, while much is loaded: 16x4096x16384 by 64x16 takes 40.4 us in 8 stages of 64,
+# which are 4.2 MB in flight, and 34.1 in stages of 128; 32x4096x14336 36.5 and 31.0; 48x5120x13824 (5.3 MB) 40.7 and 40.0.
+_LATENCY = 1.27e-6
 _WARM, _KEPT = 1.78, 0.7  # factor of the rate of data that is still in L2; the fraction of L2 that keeps data
 
 
@@ -107,15 +114,12 @@ def _estimate(chip: Chip, p: TileProblem, t: Tile, across: bool = False) -> tupl
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
     depth = ceil(ceil(p.k / t.bk) / t.splits)  # stages of a block
     tiles = p.row_tiles(t.bm) * columns * t.splits
-    waves: float = ceil(tiles / chip.sms)  # of an SM's tiles, one after another or side by side
-    if p.ragged:  # sizes that differ are twice as likely as equal ones
-        waves = (2 * waves + ceil(p.batch * rows * columns / chip.sms)) / 3
+    waves = _waves(p, t, (1, 1), chip.sms)
     busy = min(1.0, tiles / chip.sms)
     matrix = t.bk * size / 32 * matrix_cycles(chip, p, t.bm, t.bn)
     spans = clusters(chip, p, t, matrix)
-    if prod(spans) > 1:  # the last clusters may have fewer tiles
-        padded = ceil(columns / spans[0]) * spans[0] * ceil(rows / spans[1]) * spans[1] * p.batch * t.splits
-        waves = ceil(padded / (chip.sms if waves == 1 else at_once(chip.sms, prod(spans))))
+    if prod(spans) > 1:
+        waves = _waves(p, t, spans, chip.sms if waves == 1 else at_once(chip.sms, prod(spans)))
     load = load_cycles(chip, p, t, spans, busy)
     traffic = (t.bm + t.loaded) * t.bk * size / matrix  # bytes for a cycle of the MMAs
     matrix *= _issue(chip, t, traffic)
@@ -147,10 +151,14 @@ def _estimate(chip: Chip, p: TileProblem, t: Tile, across: bool = False) -> tupl
     if chip.kind == "wgmma":  # under the power limit, idle SMs leave their power to the others
         idle = (1 - tiles / chip.sms / waves) * depth * stage * waves
         cycles -= _IDLE * _long(cycles / chip.clock) * idle
-    own, moved, more = _seconds(chip, cycles, traffic, waves * depth * stage), _memory(chip, p, t), chip.start
+    own, moved, more = _seconds(chip, cycles, traffic, waves * depth * stage), _memory(chip, p, t, across), chip.start
     if _pdl(chip, p, t, spans):
         more -= PDL_SAVES + (_SAVED_BESIDE if _beside(chip, p, t) else 0.0)
     near = side_by_side(chip, p, t.bm, t.bn, t.splits) if moved > chip.cache else ""
+    late_loads = 0.0
+    if chip.kind == "wgmma" and moved >= _KEPT * chip.cache and waves == 1:
+        flying = (min(p.m, rows * t.bm) + min(p.n, columns * t.bn)) * t.bk * size * t.stages * t.splits * p.batch
+        late_loads = moved / flying * _LATENCY
     moved /= chip.memory * (_WARM if chip.kind == "wgmma" and moved < _KEPT * chip.cache else 1.0)
     if near and (columns if near == "a" else rows) > 1:
         moved *= _SHARED_ROWS[t.bk * size > 128]
@@ -164,7 +172,18 @@ def _estimate(chip: Chip, p: TileProblem, t: Tile, across: bool = False) -> tupl
         own, moved = (x * (1 + _FOLLOWING * (1 - p.batch / p.row_tiles(t.bm))) for x in (own, moved))
     if chip.kind != "wgmma":
         return max(own, moved) + more, own + more
-    return (own**_BOTH + moved**_BOTH) ** (1 / _BOTH) + more, own + more
+    return max((own**_BOTH + moved**_BOTH) ** (1 / _BOTH), late_loads) + more, own + more
+
+
+def _waves(p: TileProblem, t: Tile, spans: tuple[int, ...], sms: int) -> float:
+    """The tiles of an SM, one after another or side by side. The last clusters may have fewer tiles."""
+    wide = ceil(ceil(p.n / t.bn) / spans[0]) * spans[0] * t.splits
+    equal = ceil(wide * ceil(ceil(p.m / t.bm) / spans[1]) * spans[1] * p.batch / sms)
+    if not p.ragged:
+        return equal
+    # Sizes that differ are twice as likely as equal ones.
+    mean, spread = p.row_tiles(t.bm), _SPREAD * p.batch**0.5
+    return (2 * sum(ceil(wide * x / sms) for x in (mean - spread, mean, mean + spread)) / 3 + equal) / 3
 
 
 def _late(chip: Chip, p: TileProblem, t: Tile, waves: float, tiles: int, load: float, stage: float) -> float:
@@ -297,9 +316,11 @@ def _resident(chip: Chip, p: TileProblem, t: Tile) -> int:
     return max(1, min(65536 // (registers * t.threads), chip.shared_sm // (shared_bytes(p, t) + 1024)))
 
 
-def _memory(chip: Chip, p: TileProblem, t: Tile) -> float:
+def _memory(chip: Chip, p: TileProblem, t: Tile, across: bool = False) -> float:
     """Bytes from and to memory: operands count once where L2 holds a wave's tiles of them, else once per wave."""
     size, out = p.bits / 8, p.batch * p.m * p.n * p.out_bits / 8
+    if chip.kind == "wgmma" and out > chip.cache and (p.m if across else p.n) * p.out_bits // 8 % SECTOR:
+        out *= _PARTLY
     once = p.batch * (p.m + p.n) * p.k * size
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
     waves = ceil(rows * columns * p.batch / chip.sms)
