@@ -78,7 +78,8 @@ def measure(name: str, rounds: int, ms: float, idle: float) -> dict[str, Any]:
         except Exception as e:
             row[who] = {"error": f"{type(e).__name__}: {str(e).splitlines()[0][:160]}"}
             torch.cuda.synchronize()
-    if any(p.how == "graph" for p in ready.values()):  # launches from a stream take longer: a row is timed in one way
+    # Launches from a stream take longer, or the host longer than the device: a row is timed in one way.
+    if any(p.how == "graph" or (p.host_us or 0.0) > 0.8e3 * p.each_ms for p in ready.values()):
         ready = {who: meter.prepare(calls[who], math.inf) if p.how == "stream" else p for who, p in ready.items()}
         row.update({who: {**row[who], "timing": p.how} for who, p in ready.items()})
     order = list(ready)
