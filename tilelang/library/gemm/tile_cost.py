@@ -68,7 +68,7 @@ _ALIKE, _ALIKE_ONCE = 1.0075, 1.005  # ratios of costs that count as equal; seco
 # with rows across sectors, the least fraction of SMs in use, or tiles of 64 rows (79 tiles of 128x208 at 10000x200x1000 13.9
 # us, with PDL 16.4; 120 of 128x72 at 1000x1048x328 5.1, 4.4; 102 of 128x192 at 4184x536x408 8.9, 9.9; 102 of 64x96 at
 # 2120x288x488 4.5, 4.0).
-_PDL, _PDL_ONCE, _NEARLY = 16, 40, 0.85
+PDL, PDL_ONCE, _NEARLY = 16, 40, 0.85
 # Elements of a tile from which PDL loses in loops of more iterations, where 128 bytes of a row lie in two lines: blocks that do
 # not start in their order have fewer lines in common (128x160 at 2560x976x1840 TT 15.3 us, with PDL 18.5; 64x128 at
 # 304x3328x2032 TN 10.1, 10.8; 128x176 at 2112x1312x752 NN, 12 iterations, 8.7, 8.3; 64x40 at 576x512x1904 TT 5.4, 4.7).
@@ -76,7 +76,7 @@ _LARGE, _PDL_LARGE = 64 * 112, 12
 # Fractions of L2 that operands and result take where PDL loses outside clusters, unless the next launch's blocks fit beside: L2
 # keeps data near the SMs that read it, and blocks that start wherever an SM is free find it far (7x11008x2048, 45 MB, by 128x8
 # 9.0 us, with PDL 16.0; 59 MB 16.6, 17.3; 84 MB 22.2, 21.9; 12x6144x3072, 38 MB, by 64x16, which fit, 8.7, with PDL 7.2).
-_FILLS_L2 = 0.56, 1.1
+FILLS_L2 = 0.56, 1.1
 # Seconds that PDL saves, and what it saves more where the next launch's blocks fit beside those that run.
 PDL_SAVES, _SAVED_BESIDE = 0.68e-6, 0.06e-6
 # The best tiles, at most _TRIED, of at most _FAR times the least cost, are tried in other clusters. Their costs count _SURE
@@ -370,19 +370,19 @@ def _pdl(chip: Chip, p: TileProblem, t: Tile, spans: tuple[int, ...]) -> bool:
     """uses_pdl for a tile without swap-AB, in these clusters."""
     taken = p.batch * ((p.m + p.n) * p.k * p.bits + p.m * p.n * p.out_bits) / 8 / chip.cache
     if chip.kind != "wgmma" or p.open_rows or prod(spans) == 1 and not _beside(
-            chip, p, t) and _FILLS_L2[0] < taken < _FILLS_L2[1]:
+            chip, p, t) and FILLS_L2[0] < taken < FILLS_L2[1]:
         return False
     steps = ceil(ceil(p.k / t.bk) / t.splits) * t.bk * p.bits / 1024
     tiles = ceil(p.m / t.bm) * ceil(p.n / t.bn) * p.batch * t.splits
     if tiles > chip.sms:
-        return ceil(tiles / chip.sms) * steps <= _PDL
+        return ceil(tiles / chip.sms) * steps <= PDL
     if prod(spans) > 1:
         return True
     if p.a_rows % SECTOR or p.b_rows % SECTOR:
-        return steps <= _PDL and (tiles >= _NEARLY * chip.sms or t.bm == 64)
+        return steps <= PDL and (tiles >= _NEARLY * chip.sms or t.bm == 64)
     if (p.a_rows % (LINE // 2) or p.b_rows % (LINE // 2)) and t.bm * t.bn >= _LARGE:
         return steps <= _PDL_LARGE
-    return steps <= _PDL_ONCE
+    return steps <= PDL_ONCE
 
 
 def _in_clusters(chip: Chip, p: TileProblem, estimated: list[tuple[float, float, Tile]]) -> list[tuple[float, float, Tile]]:
