@@ -6,6 +6,7 @@ import pytest
 from covering import every_pair
 
 import tilelang.language as T
+from tilelang.ir import Call, Load, walk
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
 from tilelang.target.wgmma import WGMMA_ROWS, expand
@@ -100,3 +101,54 @@ def test_rows_say_which_lanes_have_the_metadata():
                 code = int(words[lane]) >> (4 * g % 32 if wide else 16 * (r // 8) + 4 * (g % 4)) & 15
                 assert out[r, g, code & 3] == kept[r, 2 * g] or code & 3 == code >> 2
                 assert out[r, g, code >> 2] == kept[r, 2 * g + 1]
+
+
+@pytest.mark.parametrize("dtype,m,bm,bn,bk,threads", [("float16", 128, 128, 256, 64, 256), ("bfloat16", 256, 256, 128, 64, 256),
+                                                      ("int8", 128, 128, 256, 128, 256)])
+def test_metadata_stay_in_registers_while_their_gemm_runs(dtype, m, bm, bn, bk, threads):
+    """ptxas does not know that wgmma reads metadata while it runs: each set of registers is used once more behind its wait."""
+    k = 5 * bk
+    f = program(m, bn, k, bm, bn, bk, dtype, "uint8", True, True, 4, threads)
+    given, want = operands(m, bn, k, dtype, "uint8", True, True)
+    lowered = lower(f.func, H200)
+    calls = [c for c in walk(lowered.kernels[0].body, Call) if c.op in ("wgmma", "wgmma_commit", "wgmma_wait", "wgmma_used")]
+    loop = calls[:next(n for n, c in enumerate(calls) if c.op == "wgmma_wait" and not c.options.n)]
+    sets, read, flying = [], set(), []
+    for c in loop:
+        if c.op == "wgmma":
+            read |= {x.buffer for x in walk(c.args[4], Load)}
+        elif c.op == "wgmma_commit":
+            read, flying = set(), [*flying, read]
+        elif c.op == "wgmma_wait":
+            flying = flying[-c.options.n:]
+        else:
+            sets.append(c.args[0].buffer)
+            assert all(sets[-1] not in x for x in flying)
+    assert len(set(sets)) == 2 and {c.options.n for c in loop if c.op == "wgmma_wait"} == {1}
+    np.testing.assert_array_equal(run_device(lowered, given).outputs["C"], want)
+
+
+@pytest.mark.parametrize("dtype,meta", [("float16", "uint8"), ("bfloat16", "int32"), ("int8", "int16")])
+def test_metadata_in_words_are_expanded_where_another_use_of_the_kept_values_forbids_wgmma(dtype, meta):
+    f, acc = COLUMNS[meta], "int32" if dtype == "int8" else "float32"
+
+    @T.prim_func
+    def sparse(A: T.Tensor((64, 64), dtype), E: T.Tensor((64, 128 // f), meta), B: T.Tensor((64, 128), dtype),
+               C: T.Tensor((64, 64), acc), D: T.Tensor((4096,), dtype)):
+        with T.Kernel(1, threads=128):
+            As, Es = T.alloc_shared((64, 64), dtype), T.alloc_shared((64, 128 // f), meta)
+            Bs, Cf = T.alloc_shared((64, 128), dtype), T.alloc_fragment((64, 64), acc)
+            T.clear(Cf)
+            T.copy(A, As)
+            T.copy(E, Es)
+            T.copy(B, Bs)
+            flat = T.reshape(As, (4096,))
+            for i in T.Parallel(4096):
+                D[i] = flat[i]
+            T.gemm_sp(As, Es, Bs, Cf, transpose_B=True)
+            T.copy(Cf, C)
+
+    given, want = operands(64, 64, 128, dtype, meta, False, True)
+    lowered = lower(sparse.func, H200)
+    assert "wgmma.sp" not in str(lowered)
+    np.testing.assert_array_equal(run_device(lowered, given).outputs["C"], want)

@@ -136,6 +136,18 @@ def accumulator_fragment(n: int) -> Fragment:
 
 
 @cache
+def metadata_words(bits: int) -> Fragment:
+    """The fragment of the words of metadata of 64 rows and 64 columns of a sparse A whose elements have this width in bits.
+
+    Of 16 bits: word (i, j) is of rows 16 * (i / 8) + i % 8 and the one 8 below, 16 columns from 16 * j on; of 8 bits: of row i,
+    32 columns from 32 * j on.
+    """
+    if bits == 16:
+        return Fragment((32, 4), ((_t(4, 32), _t(8, 4)), (_t(4, 1),)), threads=128)
+    return Fragment((64, 2), ((_t(4, 32), _t(2, 1), _t(8, 4)), (_t(2, 2),)), threads=128)
+
+
+@cache
 def register_operand_fragment(bits: int) -> Fragment:
     """The fragment of operand A in registers, for elements of this width in bits."""
     e = 32 // bits

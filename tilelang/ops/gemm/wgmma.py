@@ -25,7 +25,8 @@ from tilelang.ir import (AddressOf, Binary, Buffer, Const, Expr, Region, Stmt, S
 from tilelang.layout import Fragment, Layout, SwizzledBoxes, swizzled_box_layout, box_width, boxes_of, tile_fragment
 from tilelang.target.machine import REGISTERS
 from tilelang.target.mma import operand_dtype
-from tilelang.target.wgmma import K_STEP_BYTES, WGMMA_ROWS, WgmmaRow, adjacent_rows, wgmma_row, wgmma_sizes
+from tilelang.target.wgmma import (K_STEP_BYTES, WGMMA_ROWS, WgmmaRow, adjacent_rows, metadata_words, wgmma_row,
+                                   wgmma_sizes)
 
 from .select import GemmPlan, GemmWarpPolicy
 
@@ -62,8 +63,8 @@ def choose_wgmma(op: Any, threads: int, rounded: Container[Var] = (), like: Gemm
         why = _unfit(region, op.sparsity if region is op.b else 1)
         if why:
             return why
-    if op.sparsity > 1 and (op.transpose_a or op.a.buffer.scope_name == FRAGMENT or op.metadata.buffer.scope_name not in SHARED
-                        or op.metadata.dtype.bits not in (8, 16, 32) or op.k % SPARSE_STEP):
+    if op.sparsity > 1 and (op.transpose_a or op.a.buffer.scope_name == FRAGMENT or op.k % SPARSE_STEP or not (
+            op.words or op.metadata.buffer.scope_name in SHARED and op.metadata.dtype.bits in (8, 16, 32))):
         return (f"sparse wgmma reads kept values of order (M, K / 2) and metadata of 8 to 32 bits in shared memory, and a "
                 f"multiple of {SPARSE_STEP} of K")
     if op.a.dtype.bits != 16 and (op.transpose_a and op.a.buffer.scope_name in SHARED or not op.transpose_b):
@@ -213,6 +214,14 @@ def wgmma_fragments(op: Any, row: WgmmaRow, warps: tuple[int, int],
     return (a.permuted((1, 0)) if op.transpose_a else a, None, c.permuted((1, 0)) if op.plan.exchanged else c)
 
 
+def metadata_fragment(op: Any, warps: tuple[int, int], threads: int) -> Fragment:
+    """The words of metadata that the threads give the instructions, of 64 rows and SPARSE_STEP columns one each."""
+    base = metadata_words(op.a.dtype.bits)
+    mg, ng = warps[0] // 4, warps[1]
+    return tile_fragment(base, (op.m // (64 * mg), op.k // SPARSE_STEP), (mg, 1), (1, 0), ((ng, mg),), order=(1, 0),
+                         threads=threads)
+
+
 # ---- lowering ---------------------------------------------------------------------------------------------------------
 
 
@@ -271,8 +280,8 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
     pins = [] if running > 0 or op.plan.in_flight else [_pin(local_c)]
     if running <= 0 and a_local is not None:
         pins.append(_pin(a_local))
-    words = cx.new_local("words", m_tiles * (op.k // SPARSE_STEP), "uint32") if row.sparse else None
-    stmts: list[Stmt] = [*(_metadata(op, cx, words, m_first) if words is not None else ()), *pins, do("wgmma_fence")]
+    words = cx.local_of(op.metadata.buffer) if row.sparse else None
+    stmts: list[Stmt] = [*pins, do("wgmma_fence")]
     for step in range(steps):
         k = step * row.shape[2]
         scale = _scale(op, cx, step)
@@ -282,25 +291,17 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
                 a = AddressOf(a_local, (const((step * m_tiles + mi) * row.a.registers),))
             elif a_shared is not None:
                 a = a_shared.descriptor(const(0) if op.repeats else m_first + mi * 64, k // op.sparsity)
-            word = () if words is None else (load(words, (const(mi * (op.k // SPARSE_STEP) + k // SPARSE_STEP),)),)
+            word = () if words is None else (load(words, (const(k // SPARSE_STEP * m_tiles + mi),)),)
             for ni in range(n_tiles):
                 b = b_shared.descriptor(n_first + ni * row.shape[1], k)
                 c = AddressOf(local_c, (const((mi * n_tiles + ni) * row.c.registers),))
                 stmts.append(do("wgmma", c, a, b, scale, *word, span=op.span, selector=k % SPARSE_STEP // row.shape[2], **attrs)
                              if word else do("wgmma", c, a, b, scale, span=op.span, **attrs))
     stmts.append(do("wgmma_commit"))
-    if words is not None:  # the instructions read them until they are done, which ptxas does not know
-        stmts += [do("wgmma_wait", n=0), do("wgmma_used", AddressOf(words, (const(0),)), count=int(words.shape[0]))]
     if running >= 0:
-        stmts += [do("wgmma_wait", n=running), *pins]
+        used = [] if words is None else [do("wgmma_used", AddressOf(words, (const(0),)), count=int(words.shape[0]))]
+        stmts += [do("wgmma_wait", n=running), *used, *pins]
     return seq(*stmts, span=op.span)
-
-
-def _metadata(op: Any, cx: Any, words: Buffer, first: Expr) -> list[Stmt]:
-    """Stores this lane's metadata of each 64 rows from `first` on and each SPARSE_STEP columns."""
-    row, count = first + cx.thread % GROUP // 32 * 16 + cx.thread % 32 // 4, op.k // SPARSE_STEP
-    return [Store(words, (const(n),), cx.expr(op.word(row + n // count * 64, n % count * SPARSE_STEP, cx.thread % 4)))
-            for n in range(int(words.shape[0]))]
 
 
 def drained(local: Buffer) -> Stmt:

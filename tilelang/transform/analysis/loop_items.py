@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import Call, Var, contains, walk, FRAGMENT, SHARED
+from tilelang.ir import Buffer, Call, Var, contains, walk, FRAGMENT, SHARED
 from tilelang.ir.record import record
 from tilelang.ops import Gemm
 from tilelang.target.machine import UNIT_RATES
@@ -100,7 +100,7 @@ class LoopItems:
             mine, theirs = _operands(op), _operands(other)
             return op.c.buffer.data in theirs or other.c.buffer.data in mine or \
                 other.c.buffer.data is op.c.buffer.data and other.c != op.c
-        private = {op.c.buffer.data, *(r.buffer.data for r in (op.a, op.b) if r.buffer.scope_name == FRAGMENT)}
+        private = {op.c.buffer.data, *(b.data for b in held_in_registers(op))}
         return any(e.storage in private - others or e.writes and e.storage in _operands(op) - others for e in x.effects)
 
     def waits(self, events: Sequence[Event], cyclic: bool, carry: bool = True) -> dict[int, Wait]:
@@ -133,7 +133,7 @@ class LoopItems:
         # ptxas serialises wgmmas whose A registers, or accumulators that threads touch, are in use at the end of an iteration
         # (C7514), unless two sets of A registers alternate.
         op, deep = self.gemm(events[p].item), any(e.stage for e in events)
-        held = op.a.buffer.scope_name == FRAGMENT and (deep or op.a.buffer.data not in self.unrolled) or op.sparsity > 1
+        held = any(deep or b.data not in self.unrolled for b in held_in_registers(op))
         stays = carry and not held and not any(
             i not in self.gemms and self.items[i].touches(op.c.buffer.data) for i in self.own)
         for q in range(p + 1, p + size + 1 if stays else size):
@@ -163,10 +163,14 @@ class LoopItems:
     # ---- candidates ------------------------------------------------------------------------------------------------
 
     def candidates(self) -> Iterable[frozenset[int]]:
-        """Sets of items that run one iteration late: some GEMMs, and what conflicts with them behind them."""
+        """Sets of items that run one iteration late: some GEMMs, and what conflicts with them behind them.
+
+        A sparse GEMM is not late: threads would then wait for it before they load the next metadata.
+        """
         some = [frozenset(x) for n in range(len(self.gemms) + 1) for x in combinations(self.gemms, n)] \
             if len(self.gemms) <= _MOST_SUBSETS else [frozenset(self.gemms[n:]) for n in range(len(self.gemms) + 1)]
-        return dict.fromkeys(x for x in map(self._closed, some) if len(x) < len(self.own) or not x)
+        return dict.fromkeys(x for x in map(self._closed, some) if not x or len(x) < len(self.own) and not any(
+            self.gemm(i).sparsity > 1 for i in x & {*self.gemms}))
 
     def _closed(self, late: frozenset[int]) -> frozenset[int]:
         out = set(late)
@@ -291,8 +295,14 @@ class LoopItems:
             raise InternalError(f"the order of a loop breaks a dependence on `{found[0].what}`")
 
 
+def held_in_registers(op: Any) -> list[Buffer]:
+    """The fragments that a wgmma reads while it runs: A, and metadata of a sparse A."""
+    regions = (op.a, op.metadata) if op.sparsity > 1 else (op.a,)
+    return [r.buffer for r in regions if r.buffer.scope_name == FRAGMENT]
+
+
 def _operands(op: Any) -> set[Var]:
-    return {op.a.buffer.data, op.b.buffer.data}
+    return {op.a.buffer.data, op.b.buffer.data, *(b.data for b in held_in_registers(op))}
 
 
 def _meet(a: Item, b: Item, versions: Container[Var]) -> bool:

@@ -5,7 +5,7 @@ Others become loops over elements of the image, and GEMMs of operands that loops
 
 from __future__ import annotations
 
-from tilelang.ir import Func, Launch, replace, rewrite
+from tilelang.ir import Alloc, Func, Launch, Stmt, replace, rewrite, seq
 from tilelang.ops import SparseGemm
 from tilelang.ops.gemm.wgmma import choose_wgmma
 from tilelang.ops.im2col import without
@@ -24,16 +24,29 @@ def native_forms(func: Func, cx: PassContext) -> Func:
     After:  for r, c in Parallel(128, 24): S[r, c] = X[...] if it is inside, else 0
             for i, j in Parallel(64, 64): dense[i, j] = A[...] if E[...] keeps column j, else 0
             gemm(dense, B, C)
+
+    wgmma reads metadata from registers, so threads fill a fragment with them, like another operand:
+
+            for i, j in Parallel(32, 4): words[i, j] = E[...] | E[...] << 16
+            gemm_sp(A, B, C, words)
     """
     on = hopper(cx)
     func = without(func, lambda op: on.tma and not tma_unsupported(op, on.strides))
 
-    def dense(n: Launch) -> Launch | None:
-        body = rewrite(n.body, lambda op: None if on.wgmma and not isinstance(
-            choose_wgmma(op, n.num_threads), str) else op.expanded(), SparseGemm)
-        return None if body is n.body else replace(n, body=body)
+    def native(n: Launch) -> Launch | None:
+        made: list[Stmt] = []
 
-    return rewrite(func, dense, Launch)  # type: ignore[no-any-return]
+        def form(op: SparseGemm) -> Stmt:
+            if not on.wgmma or isinstance(choose_wgmma(op, n.num_threads), str):
+                return op.expanded()
+            words, fill, gemm = op.in_words()
+            made.append(Alloc(words, span=op.span))
+            return seq(fill, gemm)
+
+        body = rewrite(n.body, form, SparseGemm)
+        return None if body is n.body else replace(n, body=seq(*made, body))
+
+    return rewrite(func, native, Launch)  # type: ignore[no-any-return]
 
 
 @pass_(needs=TILE)

@@ -124,7 +124,7 @@ class LoweredAccesses:
 
     def evaluate(self, s: Evaluate) -> Stmt:
         out: Stmt = replace(s, call=self._call(s.call))
-        if s.call.op in ("wgmma_pin", "wgmma_hold") and isinstance(s.call.args[0], AddressOf) and \
+        if s.call.op in ("wgmma_pin", "wgmma_hold", "wgmma_used") and isinstance(s.call.args[0], AddressOf) and \
                 s.call.args[0].buffer.scope_name == FRAGMENT:
             count = int(self.buffers.local_of(s.call.args[0].buffer).shape[0])
             out = replace(s, call=with_options(self._call(s.call), count=count))

@@ -25,7 +25,7 @@ from tilelang.ops.tma import tma_bytes
 from tilelang.target.warp_groups import WARP_LANES
 
 from ..analysis.effects import touches
-from ..analysis.loop_items import LoopItems, LoopOrder
+from ..analysis.loop_items import LoopItems, LoopOrder, held_in_registers
 from ..analysis.item_cost import Cycles
 from ..analysis.pipeline_loops import SERIAL, Body, needed_binds
 from ..analysis.simulate_loop import Event, Wait
@@ -68,6 +68,7 @@ class _Emitter:
         self.first = {id(x): min(users_of(r, x), key=lambda i: (self.events[self.at[i]].stage, self.at[i])) for x in r.rings}
         self.carried: list[Buffer] = []  # accumulators in flight over the end of an iteration
         self.other: dict[Buffer, Buffer] = {}
+        self.metadata = {b for i in loop.gemms if loop.gemm(i).sparsity > 1 for b in held_in_registers(loop.gemm(i))}
         self.awaited: list[Ring] = []  # rings of which an iteration waits for the stage of the next one
         self.opens = -1  # the first GEMM of an iteration, where two groups start their GEMMs one after the other
         self.held = -1  # the reduction behind which the next wait is held
@@ -170,14 +171,10 @@ class _Emitter:
         fences = {str(s): s for m, it in freed for s in self.r.read_out(m.buffers, it)}
         out: list[Stmt] = [*fences.values(), do("wgmma_wait", n=w.pending)]
         gemms = [self.loop.gemm(events[p].item) for p in w.done]
-        pinned: dict[Any, Buffer] = {}
-        for op in gemms:
-            pinned[op.c.buffer.data] = op.c.buffer
-            if op.a.buffer.scope_name == FRAGMENT:
-                pinned[op.a.buffer.data] = op.a.buffer
-        out += [pin(b) for b in pinned.values()]
-        out += [pin(self.other[b]) for b in dict.fromkeys(self.loop.gemm(events[p].item).a.buffer for p in w.carried)
-                if b in self.other]
+        pinned = {b.data: b for op in gemms for b in (op.c.buffer, *held_in_registers(op))}
+        out += [self.pinned(b) for b in pinned.values()]
+        out += [self.pinned(self.other[b]) for b in dict.fromkeys(
+            x for p in w.carried for x in held_in_registers(self.loop.gemm(events[p].item))) if b in self.other]
         r, k = self.r, self.r.loop.var
         for p in w.carried:
             before = (r.step(k) + (r.stages - 1)) % r.stages if r.base is not None else (r.step(k) - 1) % r.stages
@@ -186,6 +183,11 @@ class _Emitter:
             begun = binary("gt", k, convert(r.loop.start) + 1 if any(e.stage for e in self.events) else convert(r.loop.start))
             out += [x for m in self.releases(self.at[events[p].item], True) for x in r.release_after_wait(m, before, begun)]
         return [*out, *(x for m, it in freed for x in r.release(m, it, True))]
+
+    def pinned(self, b: Buffer) -> Stmt:
+        """The pin of registers that a wgmma reads, behind the wait for it: of metadata, which ptxas does not know to be in use
+        until then, a use that it cannot move."""
+        return pin(b, "wgmma_used" if b in self.metadata or b in map(self.other.get, self.metadata) else "wgmma_pin")
 
     def releases(self, place: int, waited: bool) -> list[Ring]:
         """The rings that are free once the event at this place of the steady iteration is over."""
@@ -230,8 +232,7 @@ class _Ordered(_Emitter):
         self.depth = order.depth
         flying = [self.loop.gemm(self.events[p].item) for w in self.steady.values() for p in w.carried]
         self.carried = list({op.c.buffer.data: op.c.buffer for op in flying}.values())
-        self.other = {b: replace(b, data=Var(b.name, b.data.dtype)) for b in (op.a.buffer for op in flying)
-                      if b.scope_name == FRAGMENT}
+        self.other = {b: replace(b, data=Var(b.name, b.data.dtype)) for op in flying for b in held_in_registers(op)}
         self.path = order.path
         first = self.events[0].item
         gemms, sums = self.loop.gemms, {self.loop.gemm(i).c.buffer.data for i in self.loop.gemms}
@@ -258,7 +259,7 @@ class _Ordered(_Emitter):
         loop = with_options(replace(r.loop, kind="serial", start=start + self.depth if self.depth else r.loop.start,
                                     extent=extent - self.depth if self.depth else r.loop.extent, body=seq(*body)),
                             factor=r.stages if self.unrolls else None, **SERIAL)
-        done = [do("wgmma_wait", n=0), *pins, *(pin(b) for two in self.other.items() for b in two)] if pins else []
+        done = [do("wgmma_wait", n=0), *pins, *(self.pinned(b) for two in self.other.items() for b in two)] if pins else []
         some = binary("gt", extent, const(0, extent.dtype))
         last = start + extent - 1
         opens: list[Stmt] = []

@@ -24,6 +24,7 @@ from tilelang.ops import Copy, Gemm
 
 from ..analysis.effects import effects
 from ..analysis.pipeline_loops import Item, is_load, loop_items
+from ..analysis.loop_items import held_in_registers
 from ..analysis.liveness import Uses, filled
 from ..analysis.shared_spans import versioned, with_versions
 from ..legalize.transposed_operands import with_k_contiguous
@@ -45,7 +46,8 @@ def operand_versions(launch: Launch, loops: Sequence[For]) -> tuple[Launch, list
     found: list[Buffer] = []
     for loop in loops:
         items = loop_items(stmts_of(loop.body)).items
-        fed = [b for x in items if isinstance(x.stmt, Gemm) for b in (x.stmt.a.buffer, x.stmt.b.buffer)]
+        gemms = [x.stmt for x in items if isinstance(x.stmt, Gemm)]
+        fed = [b for g in gemms for b in (g.a.buffer, g.b.buffer, *held_in_registers(g))]
         loaded = {x.stmt.dst.buffer for x in items if is_load(x.stmt)}  # type: ignore[attr-defined]
         found += [b for b in dict.fromkeys(fed) if b in outside - loaded and b not in laid and _made_of_loads(items, b.data)
                   and whole.count(b.data) == within.count(b.data) and not (

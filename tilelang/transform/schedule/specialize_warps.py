@@ -38,7 +38,7 @@ from tilelang.target.thread_calls import CLOCKS
 
 from .consumer_schedule import best_order, chosen_order, enough_stages, items_of
 from .emit import consumer, producer
-from .loop_order import ENDED
+from .loop_order import ended_weight
 from .loop_record import record_of
 from .operand_versions import operand_versions, operands_in_registers, transposed_gemms, whole_loads
 from ..analysis.copied_tiles import CopiedTiles, tf32_tiles
@@ -618,7 +618,7 @@ def _check_versions(p: _WarpRoles) -> None:
     carried = order is not None and items.carries(order)
     alone = items_of(p, versions=False)
     one = best_order(p, alone)
-    if order is None or order.cycles > one.cycles * (ENDED if carried and not alone.carries(one) else _GAIN):
+    if order is None or order.cycles > one.cycles * (ended_weight(items) if carried and not alone.carries(one) else _GAIN):
         raise _Declined("versions of operands gain nothing")
 
 
