@@ -1,5 +1,7 @@
 """T.gemm_sp (SparseGemm) on sm_90a, by wgmma.mma_async.sp: simulator and reference against a dense product."""
 
+from types import SimpleNamespace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from covering import every_pair
 
 import tilelang.language as T
 from tilelang.ir import Call, Load, walk
+from tilelang.jit.building import _ptxas_faults
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
 from tilelang.target.wgmma import WGMMA_ROWS, expand
@@ -152,3 +155,13 @@ def test_metadata_in_words_are_expanded_where_another_use_of_the_kept_values_for
     lowered = lower(sparse.func, H200)
     assert "wgmma.sp" not in str(lowered)
     np.testing.assert_array_equal(run_device(lowered, given).outputs["C"], want)
+
+
+def test_spilled_registers_do_not_stay_with_metadata_in_flight():
+    """256 x 208 tiles of int8 in flight spilled 48 bytes, and ptxas moved the metadata of a GEMM that was running."""
+    def faults(source, spills):
+        return _ptxas_faults(SimpleNamespace(meta={"kernels": [{"serialised": "", "spills": spills}]}, kernel_source=source))
+
+    assert faults("tl::wgmma_wait<1>(); tl::wgmma_used<4>(&words[0]);", 48) == (1, 0)
+    assert faults("tl::wgmma_wait<0>(); tl::wgmma_used<4>(&words[0]);", 48) == (0, 0)
+    assert faults("tl::wgmma_wait<1>(); tl::wgmma_used<4>(&words[0]);", 0) == (0, 0)
