@@ -5,9 +5,9 @@
 
 Rows of a shape: ours with dQ by blocks of its own ("deterministic") and by atomics ("atomics"), cuDNN's and torch's flash
 backward; then forward and backward through autograd ("ours, both", "cudnn, both", "flash, both"), and forward alone.  --more:
-further shapes; --brief: without atomics and flash.  Gradients of one head are compared with float64 first; then all take turns
-while the device has calls queued, and the median over the rounds counts.  TFLOP/s: of five GEMMs (seven with the forward pass,
-two of it alone) of the scores that the mask shows.
+further shapes; --brief: without atomics and flash.  Gradients of one kv head are compared with float64 first; then all take
+turns while the device has calls queued, and the median over the rounds counts.  TFLOP/s: of five GEMMs (seven with the forward
+pass, two of it alone) of the scores that the mask shows.
 """
 
 from __future__ import annotations
@@ -100,14 +100,15 @@ def show_compiled(shapes: dict[str, Shape], dtype: str) -> int:
 
 
 def exact(q: Any, k: Any, v: Any, do: Any, causal: bool) -> Any:
-    """dV of the last kv head of the first batch in float64: every step of the backward pass but the last shows in dQ, dK."""
+    """(dQ of the query heads of the last kv head of the first batch, dK, dV) in float64: blocks of queries compute dQ on their
+    own."""
     group = q.shape[2] // k.shape[2]
     x = [t[0, :, -group:].double().transpose(0, 1) for t in (q, do)]
     kv = [t[0, :, -1:].double().transpose(0, 1).requires_grad_() for t in (k, v)]
-    s = x[0] @ kv[0].transpose(1, 2) * q.shape[-1]**-0.5
+    s = x[0].requires_grad_() @ kv[0].transpose(1, 2) * q.shape[-1]**-0.5
     if causal:
         s = s.masked_fill(torch.ones_like(s[0], dtype=torch.bool).triu(1), -torch.inf)
-    return torch.autograd.grad(torch.softmax(s, -1) @ kv[1], kv, x[1])
+    return torch.autograd.grad(torch.softmax(s, -1) @ kv[1], (x[0], *kv), x[1])
 
 
 def peer(backend: str, q: Any, k: Any, v: Any, shape: Shape) -> Any:
@@ -120,7 +121,7 @@ def peer(backend: str, q: Any, k: Any, v: Any, shape: Shape) -> Any:
 
 
 def calls(shape: Shape, dtype: Any, brief: bool) -> tuple[dict[str, tuple[Any, int]], float]:
-    """(name -> (call, GEMMs), largest error of dK and dV beside torch's flash backward's): all rows of a shape."""
+    """(name -> (call, GEMMs), largest error of the gradients beside that of the peers): all rows of a shape."""
     q, do = (torch.randn(shape.batch, shape.seq, shape.heads, shape.dim, device="cuda", dtype=dtype) for _ in range(2))
     k, v = (torch.randn(shape.batch, shape.keys, shape.kv_heads, shape.dim, device="cuda", dtype=dtype) for _ in range(2))
     out, lse = flash_attention(q, k, v, causal=shape.causal, return_lse=True)
@@ -144,11 +145,15 @@ def calls(shape: Shape, dtype: Any, brief: bool) -> tuple[dict[str, tuple[Any, i
         still = [x.detach() for x in turned]
         made[f"{name}, forward"] = (lambda b=backend, x=still: peer(b, *x, shape), 2)
         made[f"{name}, both"] = (lambda b=backend: torch.autograd.grad(peer(b, *turned, shape), turned, gradient), 7)
-        errors[name] = [float((x[0, -1].double() - w[0]).square().mean().sqrt()) for x, w in zip(made[name][0]()[1:], wants)]
+        errors[name] = errors_of(made[name][0](), wants)
     found = [made[n][0]() for n in ("deterministic", "atomics") if n in made]
-    own = [max(float((x[n][0, :, -1].double() - w[0]).square().mean().sqrt()) for x in found)
-           for n, w in ((1, wants[0]), (2, wants[1]))]
+    own = [max(x) for x in zip(*(errors_of([g.transpose(1, 2) for g in y], wants) for y in found))]
     return made, max((o / t for o, t in zip(own, min(errors.values(), default=own))), default=1.0)
+
+
+def errors_of(gradients: Any, wants: Any) -> list[float]:
+    """Root mean square errors of dQ, dK and dV, (batch, heads, tokens, dim), beside `exact`."""
+    return [float((x[0, -w.shape[0]:].double() - w).square().mean().sqrt()) for x, w in zip(gradients, wants)]
 
 
 def main() -> int:
@@ -180,7 +185,7 @@ def main() -> int:
             ms = median(times[n])
             rows[f"{name}: {n}"] = {"ms": ms, "tflops": shapes[name].flops(gemms) / ms * 1e-9}
             print(f"{name:22} {n:16} {ms:8.3f} ms {rows[f'{name}: {n}']['tflops']:6.0f} TFLOP/s", flush=True)
-        print(f"{name:22} error of dK and dV beside torch's: {error:.2f}" + ("  WRONG" if error > 1.5 else ""), flush=True)
+        print(f"{name:22} error of dQ, dK and dV beside torch's: {error:.2f}" + ("  WRONG" if error > 1.5 else ""), flush=True)
     if o.out:
         record = {"what": "attention backward", "dtype": o.dtype, "device": torch.cuda.get_device_name(),
                   "torch": torch.__version__, "rows": rows}

@@ -1,11 +1,14 @@
 """The gradients of attention against float64: masks, heads, packed sequences, types, and what torch does with the function."""
 
+import re
 from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 import pytest
+from sass_text import loops
 
+import tilelang
 import tilelang.language as T
 from tilelang import errors
 from tilelang.library import create_block_mask, flash_attention, flash_attention_backward, flex_attention
@@ -13,6 +16,7 @@ from tilelang.library.attention import backward
 from tilelang.library.attention.problem import Sizes, attention_problem, opened
 from tilelang.library.attention.tile_cost import machine_of
 from tilelang.library.autograd import define
+from tilelang.runtime import nvrtc, sass
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
@@ -514,6 +518,18 @@ def test_stored_gradients_of_a_group_of_heads_on_the_simulator(causal, seq):
     got = run_device(program, dict(zip(names, given))).outputs
     for n, want in zip(names[-3:], flash_attention_backward(q, k, v, out, lse, do, causal=causal)):
         assert f.stored and np.abs(got[n].astype(float) - want).max() <= 4e-3 * np.abs(want.astype(float)).max()
+
+
+@pytest.mark.skipif(not nvrtc.available() or sass.find_nvdisasm() is None, reason="no NVRTC or nvdisasm")
+@pytest.mark.parametrize("dim", [32, 64])
+def test_gradients_of_scores_were_written_where_a_loop_keeps_q(dim):
+    """ptxas of CUDA 13.0 gave dS the registers of Q, which the next iteration reads: dQ was wrong."""
+    f = form_of(4, 4096, 16, 16, dim, False)
+    kernel = tilelang.compile(backward._program(f, 132), target=SM90, pass_configs={
+        "tl.enable_fast_math": True, "tl.enable_pdl": True, "tl.persistent": 132})
+    body = next(text for _, text in reversed(loops(sass.disassemble(kernel.cubin))) if "HGMMA" in text)
+    found = set(re.findall(r"HGMMA\S+ (R\d+), (R\d+), gdesc", body))
+    assert f.rows_held and found and len(found) == len({operand for _, operand in found})
 
 
 @pytest.mark.parametrize("dim, dim_v, lean", [(192, 128, True), (256, 128, True), (128, 128, False), (256, 256, False)])
