@@ -360,6 +360,17 @@ def test_hints_promotion_and_prefetch():
     assert first.call.op == "tma_prefetch"
 
 
+def test_l2_fetches_nothing_behind_rows_that_are_narrower_than_their_tile():
+    @T.prim_func
+    def main(A: T.Tensor((64, 8, 96), "float8_e4m3fn"), B: T.Tensor((64, 8, 128), "float8_e4m3fn")):
+        with T.Kernel(8, threads=128) as h:
+            S = T.alloc_shared((64, 128), "float8_e4m3fn")
+            T.copy(A[:, h, 0:128], S)
+            T.copy(S, B[:, h, :])
+
+    assert {m[1].name: m[5] for m in launch_of(main).plan.tensor_maps} == {"A": 64, "B": 128}
+
+
 def written_too():
     @T.prim_func
     def main(A: T.Tensor((64, 64), "float16")):

@@ -19,7 +19,7 @@ from tilelang.target.tensor_map import unsupported
 
 from .bulk import bulk_bytes
 from .gemm.wgmma import no_boxes, shared_boxes
-from .tma_boxes import barrier_of, box_of, cache_hint, excluded, matrix_dims, no_box, start_of, strides_unsupported
+from .tma_boxes import barrier_of, box_of, cache_hint, excluded, matrix_dims, no_box, row_bytes, start_of, strides_unsupported
 
 _A_BOX = 1024  # bytes whose transfer takes as long as issuing one more box
 MOST_BOXES = 16  # boxes of a copy; with more, loads by all threads are no slower
@@ -161,7 +161,7 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
         boxes, step, count = mine.boxes, mine.step, mine.number
         rank, to = cx.expr(convert(given)), cx.expr(convert(to))
     shape = box_of(src, dims, boxes[0].rows, got.boxes()[0].columns)
-    name = cx.tensor_map(src.buffer, shape, got.swizzle, op.plan.tf32, columns * dst.dtype.bits // 8)
+    name = cx.tensor_map(src.buffer, shape, got.swizzle, op.plan.tf32, row_bytes(src, columns))
     bar, (storage, base) = barrier_of(op, cx), start_of(dst, cx)
     attrs: dict[str, Any] = {"map": name, **cache_hint(op), **({"in_group": True} if op.plan.async_group else {})}
     mask: tuple[Expr, ...] = ()

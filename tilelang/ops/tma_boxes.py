@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilelang.arith import divisible
-from tilelang.ir import AddressOf, Buffer, Expr, Region, Stmt, const, convert, do, is_const, seq, GLOBAL
+from tilelang.ir import AddressOf, Buffer, Const, Expr, Region, Stmt, const, convert, do, is_const, seq, GLOBAL
 from tilelang.target.tensor_map import STRIDE_ALIGN
 
 Piece = tuple[AddressOf, dict[int, Any]]  # shared address, {dimension of the tensor: distance from the first element}
@@ -78,6 +78,13 @@ def matrix_dims(region: Region, rows: int | Expr, columns: int) -> tuple[int, in
 
 def _same(extent: Any, rows: int | Expr) -> bool:
     return is_const(extent, rows) if isinstance(rows, int) else isinstance(extent, Expr) and extent.same(rows)
+
+
+def row_bytes(tensor: Region, columns: int) -> int:
+    """Contiguous bytes that a row of so many columns takes of a tensor: L2 should fetch nothing behind the tensor's last
+    column."""
+    width = convert(tensor.buffer.shape[-1])
+    return (min(columns, int(width.value)) if isinstance(width, Const) else columns) * tensor.buffer.dtype.bits // 8
 
 
 def box_of(tensor: Region, dims: tuple[int, int], rows: int, columns: int) -> tuple[int, ...]:

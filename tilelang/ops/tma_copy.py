@@ -21,8 +21,8 @@ from .bulk import bulk_run, committed, run_place
 from .plans import CopyPlan
 from .gemm.wgmma import no_boxes, shared_boxes
 from .tma import lower_tma_load, tma_bytes, tma_unsupported
-from .tma_boxes import (Piece, barrier_of, box_of, copied_tile, matrix_dims, moved, no_box, row_box, start_of, tensor_of,
-                        unaligned)
+from .tma_boxes import (Piece, barrier_of, box_of, copied_tile, matrix_dims, moved, no_box, row_box, row_bytes, start_of,
+                        tensor_of, unaligned)
 from .tma_store import store_tile
 
 register("tma-copy", ValueError, "a tile that TMA cannot move", "a tile is (rows, columns) of a tensor whose rows are "
@@ -163,7 +163,7 @@ def _slice_boxes(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
             first = (column // p.box_columns + c // p.box_columns) * (p.rows * p.box_columns) + (row + r) * p.box_columns
             (place,) = cx.simplified((base + first,))
             pieces.append((AddressOf(storage, (place,)), {dims[0]: r, dims[1]: c}))
-    return moved(op, cx, cx.tensor_map(other.buffer, box, p.swizzle, row_bytes=columns * tile.dtype.bits // 8), pieces, to)
+    return moved(op, cx, cx.tensor_map(other.buffer, box, p.swizzle, row_bytes=row_bytes(other, columns)), pieces, to)
 
 
 def _row_boxes(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
