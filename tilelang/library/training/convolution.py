@@ -51,7 +51,7 @@ def conv2d(x: Any, weight: Any, *, stride: Any = 1, padding: Any = 0, dilation: 
     stride, padding, dilation: an integer, or one for height and one for width; pixels around the image are zero.
     target: as for rms_norm.  On sm_90a TMA loads the windows of images with a multiple of 16 channels.  Of others, of 16-bit
     elements without dilation, each call stores a copy first, of stride x stride pixels as one with a multiple of 16 channels;
-    the gradient of such images is computed in these blocks, and copied.
+    the gradient of images with an odd number of channels is computed in these blocks, and copied.
 
     Gradients of x and weight, of their type; the same inputs give the same bits.  Saved for them: x and weight.
 
@@ -204,7 +204,7 @@ def _gradient(x: Any, weight: Any, needs: list[bool], stride: list[int], padding
         return dx, dw
     if needs[0]:
         g, w, images, to = f, weight, None, dx
-        if (found := in_blocks(f, at)) and (max(f.stride) > 1 or f.image[2] % 2):  # others' pixels are stored as they lie
+        if (found := in_blocks(f, at)) and f.image[2] % 2:  # others are stored by words as they lie
             g, images, weights = found
             w, to = _gathered(at, weights, weight), empty(x, (x.shape[0], *images.shape), f.kind)
         g = tiled(g, at, power(x.shape[0]) * f.out[0] * f.out[1], True)
