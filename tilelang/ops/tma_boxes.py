@@ -81,8 +81,8 @@ def _same(extent: Any, rows: int | Expr) -> bool:
 
 
 def row_bytes(tensor: Region, columns: int) -> int:
-    """Contiguous bytes that a row of so many columns takes of a tensor: L2 should fetch nothing behind the tensor's last
-    column."""
+    """Contiguous bytes that a row of so many columns takes of a tensor: for T.tma_copy, L2 fetches nothing behind the tensor's
+    last column. For T.copy it does, as blocks that read neighbouring rows at the same time are faster so (decision 241)."""
     width = convert(tensor.buffer.shape[-1])
     return (min(columns, int(width.value)) if isinstance(width, Const) else columns) * tensor.buffer.dtype.bits // 8
 
