@@ -269,9 +269,9 @@ def fitted(f: BackwardForm, machine: Machine, at: Place, opened: bool = False) -
     less time. opened: as stored_form takes it."""
     if machine.kind != "wgmma" or f.dtype == "float32":
         return f
-    # Functions and descriptions take registers too. Where these did not suffice, ptxas of CUDA 13.0 wrote over the K that the
-    # next iteration reads: dK and dV of 64 columns were wrong from the second tile of queries on.
-    plain = f.rule is None and f.functions in (PLAIN, DROPPING)
+    # Functions, descriptions and dropout take registers too. Where these did not suffice, ptxas of CUDA 13.0 wrote over the K
+    # that the next iteration reads: dK and dV of 64 columns were wrong from the second tile of queries on.
+    plain = f.rule is None and f.functions == PLAIN and not f.plain.drop
     f = replace(f, held=plain and _held(f.plain.tile, f.sizes.dim + f.sizes.dim_v))
     if f.query is None or not all(isinstance(n, int) for n in f.sizes):
         return f
