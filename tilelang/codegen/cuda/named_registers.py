@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tilelang.ir import Buffer, Call, Var
+from tilelang.ir import AddressOf, Buffer, Call, const, Var
 
 from ..device.calls import Calls
 from ..device.text import POSTFIX, Text
@@ -52,6 +52,19 @@ class NamedRegisters:
             k += 1
             full = f"{name}_v{k}"
         return full
+
+    def keep(self, b: Buffer) -> None:
+        """A statement in which the registers of a buffer are used."""
+        name = self._names.get(b.data)
+        if name is None:
+            zero = AddressOf(b, (const(0),) * b.ndim)
+            self.page.emit(f"tl::wgmma_keep<{b.bits // 32}>({self.x.top(zero)});")
+            return
+        count = self._arrays[name][1]
+        uses = [f"xor.b32 all, all, tl_{name}_{i};" for i in range(count)]
+        lines = ["{", ".reg .pred p;", ".reg .b32 all;", "mov.u32 all, %nctaid.z;", "setp.ne.u32 p, all, 65535;",
+                 "@p bra KEPT;", *uses, "shr.u32 all, all, 31;", "nanosleep.u32 all;", "KEPT:", "}"]
+        self.call(f"keep_{name}", "()", 'asm volatile("' + "\\n".join(lines) + '");', "")
 
     def declaration(self) -> str | None:
         """The statement that declares the registers; None if there are none."""

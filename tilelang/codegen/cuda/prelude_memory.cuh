@@ -290,6 +290,18 @@ template <int COUNT> TL_DEVICE void wgmma_hold(const float* x) {
   for (int i = 0; i < COUNT; ++i) some |= x[i] == __int_as_float(0x7f800000);
   if (__any_sync(0xffffffffu, some)) asm volatile("bar.warp.sync 0xffffffff;" ::: "memory");
 }
+//@ wgmma_keep
+// COUNT registers of an operand of wgmma that a loop does not change: ptxas 13.0 gives them to other values of an iteration unless
+// another instruction than wgmma may use them behind those.  (No grid has so many layers in z that the branch is taken.)
+template <int COUNT> TL_DEVICE void wgmma_keep(const void* x) {
+  unsigned layers, all = 0;
+  asm("mov.u32 %0, %%nctaid.z;" : "=r"(layers));
+  if (layers == 65535u) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) all ^= reinterpret_cast<const unsigned*>(x)[i];
+    asm volatile("nanosleep.u32 %0;" ::"r"(all >> 31));
+  }
+}
 //@ wgmma_used
 // Metadata x of sparse wgmma stay in their registers up to here, which ptxas does not know to keep: it has to compare them with
 // a clock that is read after the wait.

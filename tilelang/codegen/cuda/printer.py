@@ -68,7 +68,7 @@ class KernelPrinter(BasePrinter):
         super().__init__(kernel, page, fast_math, words_of(injected) | {*sections()})
         self._hopper = HopperCalls(self.calls, kernel.launch)
         self.registers = NamedRegisters(self.calls)
-        WgmmaCalls(self.calls, self.registers)
+        self._statements.end_of_loop = WgmmaCalls(self.calls, self.registers, kernel.launch).keep_operands
         SharedAddresses(self.x)
         self._statements.register_loop = RegisterLoops(self._memory, self.registers, fast_math, self._statements.stmt).print
 

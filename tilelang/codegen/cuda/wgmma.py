@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tilelang.ir import AddressOf, Call, Const, const, with_options
+from tilelang.ir import AddressOf, Alloc, Buffer, Call, Const, const, Launch, Stmt, Store, Var, walk, with_options
 from tilelang.target.wgmma import SWIZZLE_CODE, WGMMA_ROWS, WgmmaRow
 
 from ..device.calls import Calls
@@ -22,8 +22,10 @@ _NAME = re.compile(r"wgmma_(sp_)?(m64\w+?)_(ss|rs)_([km]{1,2})(?:_([01]))?")
 class WgmmaCalls:
     """Registers the text of wgmma and of descriptors."""
 
-    def __init__(self, calls: Calls, registers: NamedRegisters) -> None:
+    def __init__(self, calls: Calls, registers: NamedRegisters, launch: Launch) -> None:
         self.x, self.registers = calls.x, registers
+        given = [x.args[1] for x in walk(launch, Call) if x.op == "wgmma"]
+        self.operands = {x.buffer.data for x in given if isinstance(x, AddressOf)}
         calls.special.update({"wgmma": self._wgmma, "wgmma_descriptor": self._descriptor})
 
     def _wgmma(self, e: Call) -> Text:
@@ -32,6 +34,25 @@ class WgmmaCalls:
         if e.options.registers:
             return self._on_registers(e, function)
         return f"tl::{function}({', '.join(map(self.x.top, e.args))})", POSTFIX
+
+    def keep_operands(self, body: Stmt) -> None:
+        """At the end of an iteration: operands in registers that the loop does not write are used once more.
+
+        ptxas 13.0 does not count the wgmma of the next iteration among their uses, and gives their registers to others.
+        """
+        if not self.operands:
+            return
+        found: dict[Var, Buffer] = {}
+        written = {x.buffer.data for x in walk(body, Store, Alloc)}
+        for x in walk(body, Call):
+            for n, at in enumerate(x.args):
+                if isinstance(at, AddressOf) and at.buffer.data in self.operands:
+                    if x.op == "wgmma" and n == 1:
+                        found[at.buffer.data] = at.buffer
+                    elif x.op not in ("wgmma_pin", "wgmma_hold") or x.options.move == "in":
+                        written.add(at.buffer.data)
+        for data in found.keys() - written:
+            self.registers.keep(found[data])
 
     def _on_registers(self, e: Call, function: str) -> Text:
         """The call of a wgmma whose arrays are named registers: its operands are the lower halves of the descriptors.

@@ -126,11 +126,13 @@ _UNROLLED = ("unroll", "vectorized")
 
 
 class Statements:
-    """Prints statements, each class of node by one function.  register_loop: prints a loop with plan.registers."""
+    """Prints statements, each class of node by one function.  register_loop: prints a loop with plan.registers.  end_of_loop:
+    prints what stands at the end of each iteration of a loop with this body."""
 
     def __init__(self, memory: Memory) -> None:
         self.x, self.page = memory.x, memory.page
         self.register_loop: Callable[[For], None] | None = None
+        self.end_of_loop: Callable[[Stmt], None] | None = None
         self._forms: dict[type[Stmt], Callable[[Any], None]] = {
             Bind: self._bind, Alloc: memory.alloc, Store: memory.store, Evaluate: self._evaluate, For: self._for,
             While: self._while, If: self._if, Break: lambda s: self.page.emit("break;"),
@@ -152,10 +154,12 @@ class Statements:
             e.span = e.span or s.span
             raise
 
-    def _block(self, header: str, body: Stmt) -> None:
+    def _block(self, header: str, body: Stmt, loop: bool = False) -> None:
         self.page.emit(f"{header} {{")
         with self.page.scope():
             self.stmt(body)
+            if loop and self.end_of_loop is not None:
+                self.end_of_loop(body)
         self.page.emit("}")
 
     def _bind(self, s: Bind) -> None:
@@ -180,7 +184,8 @@ class Statements:
         with self.page.names.scope():
             name = self.page.name(s.var, s.var.name)
             self._pragma(s)
-            self._block(f"for ({type_name(s.var.dtype)} {name} = {start}; {name} < {end}; ++{name})", s.body)
+            head = f"for ({type_name(s.var.dtype)} {name} = {start}; {name} < {end}; ++{name})"
+            self._block(head, s.body, s.kind == "serial")
 
     def _once(self, end: Expr, s: For) -> str:
         """The end of a loop as text that is evaluated once; constants and variables stay as they are."""
@@ -200,7 +205,7 @@ class Statements:
             self.page.emit("#pragma unroll 1")
 
     def _while(self, s: While) -> None:
-        self._block(f"while ({self.x.top(s.cond)})", s.body)
+        self._block(f"while ({self.x.top(s.cond)})", s.body, True)
 
     def _if(self, s: If) -> None:
         if isinstance(s.cond, Call) and s.cond.op == "by_nvshmem":

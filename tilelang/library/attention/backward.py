@@ -293,8 +293,8 @@ def _held(tile: Tile, columns: int) -> bool:
 
 
 def _finding(f: BackwardForm, machine: Machine) -> BackwardForm:
-    """The form whose blocks of queries compute the facts of their rows where a tile of O fits too, and keep dO where tiles of
-    both it and Q fit the registers beside dQ, scores, their gradients and those in 16 bits."""
+    """The form whose blocks of queries compute the facts of their rows where a tile of O fits too, and keep Q and dO where
+    they fit the registers beside dQ, scores, their gradients and those in 16 bits."""
     z, tile = f.sizes, f.query
     assert tile is not None
     shared = 2 * ((tile.rows + tile.stages * tile.keys) * sum(f.plain.stored) + tile.rows * z.dim_v) + 2048

@@ -307,10 +307,11 @@ def query_block(f, at, steps, tensors, own, h, row):
     hk = h // f.plain.group
     T.copy(f.plain.rows(Q, at.batch, h, at.q0 + row, rows, True), Qs)
     T.copy(f.plain.rows(dO, at.batch, h, at.q0 + row, rows, True), dOs)
-    if f.rows_held:  # not Q: ptxas of CUDA 13.0 gave dS its registers, and dQ was wrong
-        dOf = T.alloc_fragment((rows, dim_v), f.dtype)
+    if f.rows_held:
+        Qf, dOf = T.alloc_fragment((rows, dim), f.dtype), T.alloc_fragment((rows, dim_v), f.dtype)
+        T.copy(leading(Qs, dim), Qf)
         T.copy(leading(dOs, dim_v), dOf)
-        dOs = dOf
+        Qs, dOs = Qf, dOf
     if f.finds:
         own_facts(f, at, dOs, own, of_rows, h, row)
     else:

@@ -191,7 +191,7 @@ class BackwardForm:
     sequences kv heads, that a call computes, whose blocks of keys store the gradients of scores for the blocks of queries, -1
     where each call gives it; 0: a call computes all, and blocks of queries compute them once more. finds: whether these come
     first and compute the facts of their rows. lean: dK is computed of stored gradients too, because blocks of keys have
-    registers for dV alone. held, rows_held: whether K and V of a block of keys, and dO of a block of queries, stay in
+    registers for dV alone. held, rows_held: whether K and V of a block of keys, and Q and dO of a block of queries, stay in
     registers. rule: what weighs scores (online.Rule); None: a softmax. number: of the rule's description, by which forms are
     compared.
     """

@@ -1,0 +1,43 @@
+"""Operands of wgmma in registers that a loop does not change keep these registers: ptxas 13.0 gave those of attention's queries
+to gradients of scores (tests/library/test_flash_attention_backward.py has the disassembly)."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import tilelang
+import tilelang.language as T
+
+
+def program(kept: bool):
+    """Squares of scores times keys. kept: queries are loaded into registers in front of the loop, otherwise in the loop."""
+    @T.prim_func
+    def squares(Q: T.Tensor((4096, 64), "float16"), K: T.Tensor((4096, 64), "float16"), O: T.Tensor((4096, 64), "float16")):
+        with T.Kernel(64, threads=128) as bx:
+            Qs, Ks = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            q, p = T.alloc_fragment((64, 64), "float16"), T.alloc_fragment((64, 64), "float16")
+            s, o = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+            T.copy(Q[bx * 64, 0], Qs)
+            if kept:
+                T.copy(Qs, q)
+            T.clear(o)
+            for k in T.Pipelined(64, num_stages=2):
+                T.copy(K[k * 64, 0], Ks)
+                if not kept:
+                    T.copy(Qs, q)
+                T.gemm(q, Ks, s, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(64, 64):
+                    p[i, j] = s[i, j] * s[i, j]
+                T.gemm(p, Ks, o)
+            T.copy(o, O[bx * 64, 0])
+
+    return squares
+
+
+@pytest.mark.parametrize("kept", (True, False))
+def test_an_operand_that_the_loop_does_not_write_is_used_at_its_end(kept):
+    text = tilelang.compile(program(kept), target={"kind": "cuda", "arch": "sm_90a"}).get_kernel_source()
+    calls = re.findall(r"^ *(?:tl::wgmma_keep<\d+>\(|tl::keep_)", text, re.M)
+    assert len(calls) == kept
