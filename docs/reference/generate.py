@@ -181,8 +181,8 @@ def package_page() -> str:
     """`tilelang`: what `import tilelang` offers."""
     import tilelang
 
-    names = ("jit", "compile", "par_compile", "first_fitting", "lower", "JITKernel", "autotune", "AutoTuner", "Profiler", "do_bench",
-             "TensorSupplyType", "Layout", "Fragment", "DataType", "PassConfigKey", "enable_cache", "disable_cache",
+    names = ("jit", "compile", "par_compile", "first_fitting", "lower", "JITKernel", "autotune", "AutoTuner", "Profiler",
+             "do_bench", "TensorSupplyType", "Layout", "Fragment", "DataType", "PassConfigKey", "enable_cache", "disable_cache",
              "is_cache_enabled", "set_log_level", "cdiv", "next_power_of_2", "register_cuda_postproc", "register_c_postproc",
              "build_date", "torch_op", "autograd", "jax_call", "from_fx")
     text = "# tilelang\n\nWhat `import tilelang` offers beside the [language](language/programs.md).\n\n"

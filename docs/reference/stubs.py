@@ -152,9 +152,9 @@ def language() -> str:
         if own != name and name not in ALONE and inspect.isfunction(value) and getattr(T, own, None) is value:
             lines.append(f"{name} = {own}\n")
             continue
-        if name in ("Any", "AnyDType"):
-            lines += [] if name == "Any" else [f"{name} = Any\n"]
-        elif name in UNAVAILABLE and name not in BOTH:
+        if name in ("Any", "AnyDType"):  # imported with the data types
+            continue
+        if name in UNAVAILABLE and name not in BOTH:
             doc = (inspect.getdoc(value) or "").replace('"', "'")
             lines.append(f"{name}: {unavailable.setdefault(doc, f'_Unavailable{len(unavailable)}')}\n")
         elif name in SPELLINGS and inspect.isfunction(value) and inspect.unwrap(value).__code__.co_name != own:

@@ -143,7 +143,6 @@ class _Unavailable7:
 
 Add: type[_Expr]
 And: type[_Expr]
-AnyDType = Any
 
 class Buffer(_Annotation):
     """Annotation of a tensor or buffer parameter: T.Buffer((M, K), "float16")."""

@@ -201,8 +201,7 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
             if why:
                 if given_up != _AS_WRITTEN:
                     log.warning("`%s` is compiled without %s: %s", func.name, given_up, why)
-                out = rewrite_launches(out, lambda n, said=f"compiled without {given_up}: {why}": with_options(
-                    n, report=(*n.plan.report, said)))
+                out = _with_report(out, f"compiled without {given_up}: {why}")
             return split_host(out)
         why = why or doubt
         if plan_only():
@@ -249,6 +248,11 @@ def _doubt(func: Func) -> str | None:
 def _asynchronous(n: Func | Launch) -> bool:
     """Whether threads are ordered by more than block barriers and cp.async groups, so that the verifier needs its model."""
     return follows(list(walk(n.body)))
+
+
+def _with_report(func: Func, line: str) -> Func:
+    """The program with a line added to the reports of its launches."""
+    return rewrite_launches(func, lambda n: with_options(n, report=(*n.plan.report, line)))
 
 
 def _fewer_stages(func: Func, excess: int) -> Func | None:

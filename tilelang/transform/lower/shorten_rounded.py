@@ -161,12 +161,15 @@ def _stored(s: Any, after: Paths, summed: Storages, before: tuple[Stmt, ...] = (
             if sum(y.buffer.data is x.buffer.data for y in stores) == 1 and (
                     to := _rounded_to(x, s, after, _below_one(x, before) if fills_whole(s) else None)) is not None:
                 value = _shortened(x.value, to, summed)
-                new = replace(x, value=value)
-                s = s if value is x.value else rewrite(s, lambda y, x=x, new=new: new if y is x else None, Store)
+                s = s if value is x.value else rewrite(s, partial(_with_value, of=x, value=value), Store)
         return s
     if isinstance(s, Launch):
         return with_inner(s, lambda x: _stored(x, ((),), summed))
     return s
+
+
+def _with_value(s: Store, of: Store, value: Expr) -> Store | None:
+    return replace(s, value=value) if s is of else None
 
 
 def _below_one(x: Store, before: tuple[Stmt, ...]) -> Rows:
