@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tilelang.codegen.cuda.printer import print_kernel
+from tilelang.library import flash_attention
 from tilelang.library.attention.build import plan_attention
 from tilelang.library.attention.form import AttentionForm, Tile
 from tilelang.library.attention.kernels import dense_attention, seen
@@ -160,6 +161,17 @@ def test_rows_of_72_and_112_columns_came_by_boxes_of_16(dim, boxes):
     text = print_kernel(kernel, fast_math=True)
     assert sum("tma_load" in line and "&Ks[" in line for line in text.splitlines()) == boxes
     assert f"mbarrier_wait(&Qs_full[{form.tile.rows // 64 - 1}]" in text  # a warp group waits for its own rows of the operand
+
+
+@pytest.mark.parametrize("dim, dim_v", [(24, 80), (88, 72)])
+def test_whole_boxes_of_a_narrow_operand_were_wider_than_its_tile(dim, dim_v):
+    """Heads whose columns become a multiple of 16 first: the region had the boxes of 24, or 88, the tile those of 32, or 96."""
+    rng = np.random.default_rng(dim)
+    q, k, v = (rng.standard_normal((1, 20, 1, n)).astype(np.float16) for n in (dim, dim, dim_v))
+    found = flash_attention(q, k, v, layout="bshd", target="cuda -arch=sm_90a")[0, :, 0].astype(np.float64)
+    q, k, v = (x[0, :, 0].astype(np.float64) for x in (q, k, v))
+    weights = np.exp(q @ k.T * dim**-0.5)
+    assert abs(found - weights @ v / weights.sum(1, keepdims=True)).max() < 2e-3
 
 
 def test_a_ragged_end_is_masked_before_the_loop():

@@ -46,6 +46,12 @@ def test_the_compressed_form_is_the_matrix():
     np.testing.assert_array_equal(expand(values, codes), a)
 
 
+def test_up_to_eight_columns_had_no_tile():
+    a, b = sparse(16, 64, np.float16), np.arange(64, dtype=np.float16).reshape(1, 64) % 5
+    found = sparse_matmul(*sparse_compress(a), b, transpose_b=True, target="cuda -arch=sm_90a", execution_backend="simulator")
+    np.testing.assert_array_equal(found, a @ b.T)
+
+
 @pytest.mark.parametrize("call,kind,text", [
     (lambda: sparse_compress(np.ones((4, 64), np.float16)), "matmul-option", "more than two values"),
     (lambda: sparse_compress(np.zeros((4, 72), np.float16)), "matmul-shape", "multiple of 64"),

@@ -139,7 +139,7 @@ class AttentionForm:
         zeros, and nothing is written. operand: with the columns of shared memory."""
         columns = slice(0, whole(X.shape[-1])) if self.columns else slice(None)
         if operand and self.boxed:
-            columns = slice(0, boxes(X.shape[-1]))
+            columns = slice(0, boxes(whole(X.shape[-1])))
         if self.layout == "packed":
             return X[start:start + length, h, columns]
         return X[b, start:start + length, h, columns] if self.layout == "bshd" else X[b, h, start:start + length, columns]

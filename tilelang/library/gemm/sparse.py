@@ -133,7 +133,7 @@ def sparse_tile(chip: Chip, f: Form) -> Tile:
     narrow = 16 if dtype(f.types[0]).is_int else 8 if f.tb else 64  # columns that instructions, or boxes of 128 bytes, have
     found = []
     for bm, groups, *most in _SHAPES:
-        for bn in range(max(16, narrow), min(most[size == 1], ceil(f.n / narrow) * narrow) + 1, narrow):
+        for bn in range(max(16, narrow), max(16, min(most[size == 1], ceil(f.n / narrow) * narrow)) + 1, narrow):
             for bk in (128 // size, 256 // size, 512 // size):
                 for splits in _splits(chip, f, bm, bn, bk):
                     room = chip.shared - _BARRIERS - (min(_STAGING, bm * bn * out) if splits == 1 else 0)
