@@ -34,15 +34,15 @@ CASES = {
     "gated_delta": (lambda *x: gated_delta(*x)[0], of_rule(False), 190),
     "kda": (lambda *x: kda(*x)[0], of_rule(True), 190),
     "mamba2": (lambda *x: mamba2(*x)[0], lambda b, s: [drawn(b, s, 2, 64), rates(b, s, 2), -rates(2), drawn(b, s, 1, 64),
-                                                       drawn(b, s, 1, 64), rates(2)], 250),
-    "retention": (lambda *x: retention(*x)[0], lambda b, s: [*of_heads(b, s), -rates(2)], 250),
+                                                       drawn(b, s, 1, 64), rates(2)], 260),
+    "retention": (lambda *x: retention(*x)[0], lambda b, s: [*of_heads(b, s), -rates(2)], 260),
     "chunk_state": (chunk_state, lambda b, s: [x.detach() for x in (
         drawn(b, s // 128 * 128, 2, 64), drawn(b, s // 128 * 128, 1, 64), rates(b, 2, s // 128, 128),
         -rates(b, 2, s // 128, 128))], 155),
     "chunk_scan": (chunk_scan, lambda b, s: [x.detach() for x in (
         drawn(b, s // 128, 1, 128, 128), drawn(b, s // 128 * 128, 2, 64), rates(b, 2, s // 128, 128),
-        -rates(b, 2, s // 128, 128), drawn(b, s // 128 * 128, 1, 64), drawn(b, s // 128, 2, 64, 64))], 190),
-    "rms_norm": (rms_norm, lambda b, s: [drawn(b, s, 64), drawn(64)], 85),
+        -rates(b, 2, s // 128, 128), drawn(b, s // 128 * 128, 1, 64), drawn(b, s // 128, 2, 64, 64))], 195),
+    "rms_norm": (rms_norm, lambda b, s: [drawn(b, s, 64), drawn(64)], 90),
     "softmax": (softmax, lambda b, s: [drawn(b, s, 64)], 80)}
 
 

@@ -36,6 +36,12 @@ def halved(kind):
     return ones(N, N, kind=kind) * (np.arange(N) % 4 < 2).astype(ones(1, kind=kind).dtype)
 
 
+def metadata(kind):
+    """Those of `halved` rows."""
+    of_bytes = np.dtype(TYPES[kind]).itemsize == 1
+    return np.full((N // 16, N), 0x4444, np.int16) if of_bytes else np.full((N // 8, N), 0x44, np.uint8)
+
+
 def one_decoded(kind, machine):
     """Weights of zeros leave the rows as they are; one block has the whole step."""
     def zero(*shape):
@@ -53,8 +59,8 @@ CALLS = {
                                                            np.array([30, 34], np.int32), **on(m)), N),
     "fused_matmul": (lambda t, m: library.fused_matmul(ones(N, N, kind=t), ones(N, N, kind=t), **on(m)), N),
     "sparse_compress": (lambda t, m: library.sparse_compress(halved(t), **on(m))[0], 1),
-    "sparse_matmul": (lambda t, m: library.sparse_matmul(ones(N, N // 2, kind=t), np.full((N // 8, N), 0x44, np.uint8),
-                                                         ones(N, N, kind=t), **on(m)), N // 2),
+    "sparse_matmul": (lambda t, m: library.sparse_matmul(ones(N, N // 2, kind=t), metadata(t), ones(N, N, kind=t), **on(m)),
+                      N // 2),
     "linear_cross_entropy": (lambda t, m: library.linear_cross_entropy(
         ones(2, N, kind=t), ones(1, N, kind=t), np.zeros(2, np.int32), target=target(m)), 0),
     "conv2d": (lambda t, m: library.conv2d(ones(1, 2, 2, 16, kind=t), ones(1, 2, 2, 16, kind=t), target=target(m)), N),
