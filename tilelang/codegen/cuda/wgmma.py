@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tilelang.ir import AddressOf, Alloc, Buffer, Call, Const, const, Launch, Stmt, Store, Var, walk, with_options
+from tilelang.ir import (AddressOf, Alloc, Call, Const, const, For, If, Launch, Seq, Stmt, Store, Var, walk, While,
+                         with_options)
 from tilelang.target.wgmma import SWIZZLE_CODE, WGMMA_ROWS, WgmmaRow
 
 from ..device.calls import Calls
@@ -36,23 +37,18 @@ class WgmmaCalls:
         return f"tl::{function}({', '.join(map(self.x.top, e.args))})", POSTFIX
 
     def keep_operands(self, body: Stmt) -> None:
-        """At the end of an iteration: operands in registers that the loop does not write are used once more.
+        """At the end of an iteration: operands in registers that need not be written in the next one are used once more.
 
         ptxas 13.0 does not count the wgmma of the next iteration among their uses, and gives their registers to others.
         """
         if not self.operands:
             return
-        found: dict[Var, Buffer] = {}
-        written = {x.buffer.data for x in walk(body, Store, Alloc)}
-        for x in walk(body, Call):
-            for n, at in enumerate(x.args):
-                if isinstance(at, AddressOf) and at.buffer.data in self.operands:
-                    if x.op == "wgmma" and n == 1:
-                        found[at.buffer.data] = at.buffer
-                    elif x.op not in ("wgmma_pin", "wgmma_hold") or x.options.move == "in":
-                        written.add(at.buffer.data)
-        for data in found.keys() - written:
-            self.registers.keep(found[data])
+        given = [x.args[1] for x in walk(body, Call) if x.op == "wgmma"]
+        found = {x.buffer.data: x.buffer for x in given if isinstance(x, AddressOf)}
+        made = _written(body) | {x.buffer.data for x in walk(body, Alloc)}
+        for data, b in found.items():
+            if data not in made:
+                self.registers.keep(b)
 
     def _on_registers(self, e: Call, function: str) -> Text:
         """The call of a wgmma whose arrays are named registers: its operands are the lower halves of the descriptors.
@@ -110,6 +106,19 @@ class WgmmaCalls:
             parts[:1] = [AddressOf(at.buffer, (zero,)), at.indices[0] * at.buffer.dtype.bytes]
         args = ", ".join(map(self.x.top, parts))
         return f"tl::wgmma_descriptor<{e.options.lbo}, {e.options.sbo}, {swizzle}{offset}>({args})", POSTFIX
+
+
+def _written(s: Stmt) -> set[Var]:
+    """The arrays that a statement writes whatever its conditions are."""
+    if isinstance(s, If):
+        return _written(s.then) & _written(s.orelse) if s.orelse is not None else set()
+    if isinstance(s, (Seq, For, While)):
+        return set().union(*map(_written, s.stmts if isinstance(s, Seq) else (s.body,)))
+    found = {x.buffer.data for x in walk(s, Store)}
+    for x in walk(s, Call):
+        if x.op not in ("wgmma_pin", "wgmma_hold") or x.options.move == "in":
+            found |= {y.buffer.data for n, y in enumerate(x.args) if isinstance(y, AddressOf) and (x.op, n) != ("wgmma", 1)}
+    return found
 
 
 def wgmma_function(name: str) -> str | None:

@@ -127,16 +127,17 @@ _UNROLLED = ("unroll", "vectorized")
 
 class Statements:
     """Prints statements, each class of node by one function.  register_loop: prints a loop with plan.registers.  end_of_loop:
-    prints what stands at the end of each iteration of a loop with this body."""
+    prints what stands at the end of each iteration of a loop with this body, and in front of `continue`."""
 
     def __init__(self, memory: Memory) -> None:
         self.x, self.page = memory.x, memory.page
         self.register_loop: Callable[[For], None] | None = None
         self.end_of_loop: Callable[[Stmt], None] | None = None
+        self._bodies: list[Stmt] = []  # of the loops around
         self._forms: dict[type[Stmt], Callable[[Any], None]] = {
             Bind: self._bind, Alloc: memory.alloc, Store: memory.store, Evaluate: self._evaluate, For: self._for,
             While: self._while, If: self._if, Break: lambda s: self.page.emit("break;"),
-            Continue: lambda s: self.page.emit("continue;"), Assert: self._assert}
+            Continue: self._continue, Assert: self._assert}
 
     def stmt(self, s: Stmt) -> None:
         """Print a statement, with a comment that shows the user's line."""
@@ -154,13 +155,29 @@ class Statements:
             e.span = e.span or s.span
             raise
 
-    def _block(self, header: str, body: Stmt, loop: bool = False) -> None:
+    def _block(self, header: str, body: Stmt) -> None:
         self.page.emit(f"{header} {{")
         with self.page.scope():
             self.stmt(body)
-            if loop and self.end_of_loop is not None:
-                self.end_of_loop(body)
         self.page.emit("}")
+
+    def _loop(self, header: str, body: Stmt, rolled: bool) -> None:
+        """rolled: iterations follow each other in the code that the device compiler makes."""
+        self._bodies.append(body if rolled else Seq(()))
+        self.page.emit(f"{header} {{")
+        with self.page.scope():
+            self.stmt(body)
+            self._end_iteration()
+        self.page.emit("}")
+        self._bodies.pop()
+
+    def _end_iteration(self) -> None:
+        if self.end_of_loop is not None:
+            self.end_of_loop(self._bodies[-1])
+
+    def _continue(self, s: Continue) -> None:
+        self._end_iteration()
+        self.page.emit("continue;")
 
     def _bind(self, s: Bind) -> None:
         value = self.x.top(s.value)
@@ -185,7 +202,8 @@ class Statements:
             name = self.page.name(s.var, s.var.name)
             self._pragma(s)
             head = f"for ({type_name(s.var.dtype)} {name} = {start}; {name} < {end}; ++{name})"
-            self._block(head, s.body, s.kind == "serial")
+            self._loop(head, s.body, s.kind == "serial" or not isinstance(s.extent, Const) or s.plan.factor is not None
+                       or _copies(s) > MOST_COPIES)
 
     def _once(self, end: Expr, s: For) -> str:
         """The end of a loop as text that is evaluated once; constants and variables stay as they are."""
@@ -205,7 +223,7 @@ class Statements:
             self.page.emit("#pragma unroll 1")
 
     def _while(self, s: While) -> None:
-        self._block(f"while ({self.x.top(s.cond)})", s.body, True)
+        self._loop(f"while ({self.x.top(s.cond)})", s.body, True)
 
     def _if(self, s: If) -> None:
         if isinstance(s.cond, Call) and s.cond.op == "by_nvshmem":
