@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Call, Const, const, For, If, Launch, Seq, Stmt, Store, Var, walk, While,
-                         with_options)
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, const, For, If, Launch, Load, LOCAL, Seq, Stmt, Store, Var,
+                         walk, While, with_options)
 from tilelang.target.wgmma import SWIZZLE_CODE, WGMMA_ROWS, WgmmaRow
 
 from ..device.calls import Calls
@@ -25,8 +25,7 @@ class WgmmaCalls:
 
     def __init__(self, calls: Calls, registers: NamedRegisters, launch: Launch) -> None:
         self.x, self.registers = calls.x, registers
-        given = [x.args[1] for x in walk(launch, Call) if x.op == "wgmma"]
-        self.operands = {x.buffer.data for x in given if isinstance(x, AddressOf)}
+        self.has_operands = bool(_operands(launch))
         calls.special.update({"wgmma": self._wgmma, "wgmma_descriptor": self._descriptor})
 
     def _wgmma(self, e: Call) -> Text:
@@ -41,12 +40,10 @@ class WgmmaCalls:
 
         ptxas 13.0 does not count the wgmma of the next iteration among their uses, and gives their registers to others.
         """
-        if not self.operands:
+        if not self.has_operands:
             return
-        given = [x.args[1] for x in walk(body, Call) if x.op == "wgmma"]
-        found = {x.buffer.data: x.buffer for x in given if isinstance(x, AddressOf)}
         made = _written(body) | {x.buffer.data for x in walk(body, Alloc)}
-        for data, b in found.items():
+        for data, b in _operands(body).items():
             if data not in made:
                 self.registers.keep(b)
 
@@ -106,6 +103,16 @@ class WgmmaCalls:
             parts[:1] = [AddressOf(at.buffer, (zero,)), at.indices[0] * at.buffer.dtype.bytes]
         args = ", ".join(map(self.x.top, parts))
         return f"tl::wgmma_descriptor<{e.options.lbo}, {e.options.sbo}, {swizzle}{offset}>({args})", POSTFIX
+
+
+def _operands(s: Stmt) -> dict[Var, Buffer]:
+    """The register arrays that wgmma of a statement read: A, and metadata of a sparse A."""
+    found: dict[Var, Buffer] = {}
+    for x in (x for x in walk(s, Call) if x.op == "wgmma"):
+        metadata = (y for e in x.args[4:] for y in walk(e, Load))
+        found.update((y.buffer.data, y.buffer) for y in (x.args[1], *metadata)
+                     if isinstance(y, (AddressOf, Load)) and y.buffer.scope_name == LOCAL)
+    return found
 
 
 def _written(s: Stmt) -> set[Var]:
