@@ -42,8 +42,9 @@ class WgmmaCalls:
         """
         if not self.has_operands:
             return
-        made = _written(body) | {x.buffer.data for x in walk(body, Alloc)}
-        for data, b in _operands(body).items():
+        read: dict[Var, Buffer] = {}
+        made = _follow(body, set(), read) | {x.buffer.data for x in walk(body, Alloc)}
+        for data, b in read.items():
             if data not in made:
                 self.registers.keep(b)
 
@@ -115,17 +116,21 @@ def _operands(s: Stmt) -> dict[Var, Buffer]:
     return found
 
 
-def _written(s: Stmt) -> set[Var]:
-    """The arrays that a statement writes whatever its conditions are."""
-    if isinstance(s, If):
-        return _written(s.then) & _written(s.orelse) if s.orelse is not None else set()
+def _follow(s: Stmt, made: set[Var], read: dict[Var, Buffer]) -> set[Var]:
+    """The arrays written when s ends, whatever its conditions are. made: those written before; read: gets the operands that a
+    wgmma may read before."""
     if isinstance(s, (Seq, For, While)):
-        return set().union(*map(_written, s.stmts if isinstance(s, Seq) else (s.body,)))
+        for x in s.stmts if isinstance(s, Seq) else (s.body,):
+            made = _follow(x, made, read)
+        return made
+    if isinstance(s, If):
+        return _follow(s.then, made, read) & (made if s.orelse is None else _follow(s.orelse, made, read))
+    read.update((data, b) for data, b in _operands(s).items() if data not in made)
     found = {x.buffer.data for x in walk(s, Store)}
     for x in walk(s, Call):
         if x.op not in ("wgmma_pin", "wgmma_hold") or x.options.move == "in":
             found |= {y.buffer.data for n, y in enumerate(x.args) if isinstance(y, AddressOf) and (x.op, n) != ("wgmma", 1)}
-    return found
+    return made | found
 
 
 def wgmma_function(name: str) -> str | None:
