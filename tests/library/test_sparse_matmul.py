@@ -68,3 +68,9 @@ def test_wrong_calls_are_named(call, kind, text):
     with pytest.raises(TileLangError) as e:
         call()
     assert e.value.kind == kind and text in str(e.value)
+
+
+def test_metadata_of_another_type_are_named_before_their_shape():
+    values, metadata = sparse_compress(np.eye(64, dtype=np.int8))
+    with pytest.raises(TypeError, match="metadata of uint8"):
+        sparse_matmul(values, metadata.view(np.uint8), np.ones((64, 8), np.int8))

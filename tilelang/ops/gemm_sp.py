@@ -94,9 +94,9 @@ class SparseGemm(Gemm):
         if bits > wanted:
             return self.element(row, column // 2) >> cast(column % 2 * 16, "uint32") & const(0xFFFF, "uint32")
         count = wanted // bits
-        parts = [cast(cast(self.element(row, column * count + n), f"uint{bits}"), "uint32") << const(n * bits, "uint32")
-                 for n in range(count)]
-        return reduce(lambda x, y: x | y, parts)
+        shifted = [cast(cast(self.element(row, column * count + n), f"uint{bits}"), "uint32") << const(n * bits, "uint32")
+                   for n in range(count)]
+        return reduce(lambda x, y: x | y, shifted)
 
     def expanded(self) -> Stmt:
         """The same by T.gemm, of kept values that are expanded to a tile in shared memory."""

@@ -292,7 +292,7 @@ template <int COUNT> TL_DEVICE void wgmma_hold(const float* x) {
 }
 //@ wgmma_keep
 // COUNT registers of an operand of wgmma that a loop does not change: ptxas 13.0 gives them to other values of an iteration unless
-// another instruction than wgmma may use them behind those.  (A grid of 65535 layers in z takes the branch, which computes nothing.)
+// another instruction than wgmma may use them after those.  (A grid of 65535 layers in z takes the branch, which computes nothing.)
 template <int COUNT> TL_DEVICE void wgmma_keep(const void* x) {
   unsigned layers, all = 0;
   asm("mov.u32 %0, %%nctaid.z;" : "=r"(layers));

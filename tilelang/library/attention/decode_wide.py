@@ -128,7 +128,7 @@ def supply(f, tiles, ring, groups):
     common, copies of keys wait for that too: blocks that run ahead of their neighbours would fetch these lines again."""
     with T.ws(groups):
         T.dec_max_nreg(SUPPLY[groups - 1])
-        stages, buffers, apart = f.tile.stages, ring.V.shape[0], f.sizes.dim % 64 == f.sizes.dim_v % 64 == 0
+        stages, buffers, whole_lines = f.tile.stages, ring.V.shape[0], f.sizes.dim % 64 == f.sizes.dim_v % 64 == 0
         for k in T.serial(tiles.begin, T.min(tiles.end, tiles.begin + stages)):
             key = tiles.place(k)
             load_values(f, tiles, ring, k, key)
@@ -143,13 +143,13 @@ def supply(f, tiles, ring, groups):
             T.sync_threads(1, 128)
             if k + stages < tiles.end:
                 load_values(f, tiles, ring, k + stages, key)
-                if apart:
+                if whole_lines:
                     load_keys(f, tiles, ring, k + stages, key)
             T.mbarrier_wait_parity(ring.v_free[n % buffers], ((n + 1) // buffers + 1) % 2)
             T.copy(held, ring.V[n % buffers, :, :])
             T.fence_proxy_async()
             T.mbarrier_arrive(ring.v_full[n % buffers])
-            if not apart:
+            if not whole_lines:
                 if k + stages < tiles.end:
                     load_keys(f, tiles, ring, k + stages, key)
 

@@ -277,14 +277,14 @@ def _prepare(arrays: tuple[Any, ...], transpose_b: bool, out_dtype: Any, at: Pla
     n, k_b = (int(x) for x in (b.shape if transpose_b else b.shape[::-1]))
     meta, columns = metadata_of(types[0])
     want = (k // columns, padded_rows(m))
+    if type_name(metadata) != meta:
+        raise error("matmul-type", f"metadata of ‹{type_name(metadata)}›", expected=meta,
+                    hint="pass the second result of sparse_compress")
     if k != k_b or k % COLUMNS or 0 in (m, n, k) or tuple(metadata.shape) != want:
         raise error("matmul-shape", f"values {tuple(values.shape)} and metadata {tuple(metadata.shape)} by b "
                     f"{tuple(b.shape)}{' transposed' if transpose_b else ''}", found=f"k = {k} of values, {k_b} of b",
                     expected=f"one k, a positive multiple of {COLUMNS}, and metadata {want}",
                     hint="pass both results of sparse_compress, and b as (k, n), or as (n, k) with transpose_b=True")
-    if type_name(metadata) != meta:
-        raise error("matmul-type", f"metadata of ‹{type_name(metadata)}›", expected=meta,
-                    hint="pass the second result of sparse_compress")
     if len({place(x) for x in arrays}) > 1:
         raise error("matmul-device", "values, metadata and b are on different devices", expected="one device",
                     found=", ".join(str(place(x)) for x in arrays), hint="move them to one")
