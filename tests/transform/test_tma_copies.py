@@ -522,7 +522,7 @@ def test_boxes_of_one_load_had_a_barrier_between_them():
 
 
 def test_a_copy_did_not_wait_for_the_thread_that_had_waited_for_the_one_before():
-    """Both count at entries of one array, in a program that the verifier does not follow (a condition read from shared memory)."""
+    """Both count at entries of one array; the verifier does not follow the program (a condition read from shared memory)."""
     @T.prim_func
     def main(A: T.Tensor((2, 32, 64), "float16"), N: T.Tensor((1,), "int32"), C: T.Tensor((32, 64), "float16")):
         with T.Kernel(1, threads=128):

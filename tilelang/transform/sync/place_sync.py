@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Seq, Stmt, Store, Var, While,
-                         const, dtype, fresh, load, logical, replace as with_fields, seq, substitute, unary, walk, VARIABLE)
+from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Seq, Stmt, Store, Var,
+                         While, const, dtype, fresh, load, logical, replace as with_fields, seq, substitute, unary, walk,
+                         VARIABLE)
 from tilelang.ir.record import record
 
 from ..analysis.access_table import GroupTables, Reach, Tables, separate
