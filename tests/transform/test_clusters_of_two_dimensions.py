@@ -199,6 +199,20 @@ def test_blocks_beyond_the_grid_change_nothing():
     assert np.array_equal(got["C"], want) and got["D"][3] == 0
 
 
+def test_blocks_beyond_the_grid_load_only_what_others_need():
+    """TMA fills a tile outside the tensor with zeros, slower than it loads one, and a GEMM of them takes power."""
+    rng = np.random.default_rng(5)
+    a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((128, 96), (96, 184)))
+    for cluster, beyond in (((2, 1), True), ((2, 2), False)):  # two dimensions: such a block might load nothing for another one
+        program = lower(gemm(m=128, n=184, k=96, bm=64, bn=64, bk=32, stages=2, threads=128).func, HOPPER, options(cluster))
+        assert program.kernels[0].launch.plan.cluster == (cluster[0] * cluster[1], 1, 1)
+        text = print_kernel(program.kernels[0])
+        found = re.findall(r"if \(bx < 3\) \{\s*(?://[^\n]*\s*)?tl::(tma_load_2d(?:_multicast)?)\(", text)
+        assert found == ["tma_load_2d"] * beyond
+        got = run_device(program, {"A": a, "B": b, "bias": np.zeros(184, np.float32), "C": np.full((128, 184), 7, np.float16)})
+        assert np.array_equal(got.outputs["C"], (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float16))
+
+
 def grows():
     return attention(1, 2, 256, 64, causal=True, threads=128).func
 

@@ -20,6 +20,7 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, For, If, P
                          FRAGMENT, SHARED)
 from tilelang.ir.record import record
 from tilelang.ops import Reduce
+from tilelang.ops.distribute import conjunction
 from tilelang.ops.gemm.wgmma import choose_wgmma
 from tilelang.ops.tma import tma_bytes
 from tilelang.target.warp_groups import WARP_LANES
@@ -400,6 +401,15 @@ def producer(r: WarpRoleLoop, whole: list[Stmt], pure: list[Bind], tf32: Iterabl
     return out
 
 
+def released(r: WarpRoleLoop) -> list[Stmt]:
+    """What the consumers of a block outside the grid do: they release each stage once it is full."""
+    k = Var(r.loop.var.name, r.loop.var.dtype)
+    slot, parity = r.slot(k)
+    each = [x for ring in r.rings if ring.full is not None
+            for x in (do("mbarrier_wait", AddressOf(ring.full, (slot,)), parity), *r.release(ring, k))]
+    return [For(k, convert(r.loop.start), convert(r.loop.extent), "serial", seq(*each), span=r.loop.span)]
+
+
 def _loads(r: WarpRoleLoop, rings: list[Ring], k: Expr, pure: list[Bind], tf32: set[Var]) -> list[Stmt]:
     """The loads of iteration k into these rings."""
     known: dict[Any, Expr] = {}
@@ -416,9 +426,9 @@ def _loads(r: WarpRoleLoop, rings: list[Ring], k: Expr, pure: list[Bind], tf32: 
             way = {"bulk": True, "boxes": True} if b.ndim == 1 else {"tma": True}
             copy = with_options(replace(op, src=substitute(op.src, {r.loop.var: k, **known}), dst=dst), **way,
                                 barrier=(ring.full, slot), tf32=b.data in tf32 or None, cluster_split=ring.cluster_split(i))
-            first = r.reads(b, k, False)
-            copies.append(copy if first is None else If(first, copy))
-            size = size + (own if first is None else Select(first, own, none, own.dtype, False))
+            when = conjunction(r.reads(b, k, False), *ring.needed(i))
+            copies.append(copy if when is None else If(when, copy))
+            size = size + (own if when is None else Select(when, own, none, own.dtype, False))
         stmts += [do("mbarrier_wait", AddressOf(ring.empty, (slot,)), binary("bitxor", parity, const(1, "uint32"))),
                   do("mbarrier_arrive_expect_tx", AddressOf(ring.full, (slot,)), size), *copies]
     return stmts

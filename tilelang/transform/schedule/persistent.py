@@ -21,7 +21,7 @@ import numpy as np
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (Bind, Const, Expr, For, Launch, LoopPlan, Select, Stmt, Var, binary, cast, const,
-                         convert, dtype, free_vars, logical, replace, seq, substitute)
+                         convert, dtype, free_vars, replace, seq, substitute)
 from tilelang.ir.record import record
 from tilelang.target.machine import MAX_GRID, kernel_rates
 from tilelang.target.tile_order import tile_order
@@ -291,8 +291,8 @@ class Tiles:
 
     grid: number of blocks.  block: index of a block.  index, count: variable and extent of the loop over a block's tiles.
     before: bindings in front of that loop.  binds: the launch's block variables, in terms of them.  cluster_map: set if blocks
-    n c .. n c + n - 1 are a cluster of n blocks that computes neighbouring tiles at the same time.  inside: whether a block's
-    tile lies in the launch's grid, if the grid is not a multiple of the cluster.  once: a block has one tile.
+    n c .. n c + n - 1 are a cluster of n blocks that computes neighbouring tiles at the same time.  inside: dimensions along
+    which the launch's grid is no multiple of the cluster -> whether a block's tile lies in it.  once: a block has one tile.
     """
 
     grid: Expr
@@ -302,7 +302,7 @@ class Tiles:
     binds: tuple[Bind, ...]
     report: str
     cluster_map: ClusterMap | None = None
-    inside: Expr | None = None
+    inside: tuple[tuple[int, Expr], ...] = ()
     once: bool = False
     before: tuple[Bind, ...] = ()
 
@@ -369,17 +369,15 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True, 
 
 
 def _in_cluster(launch: Launch, few: Launch, spans: tuple[int, ...],
-                cluster_map: ClusterMap) -> tuple[list[Bind], Expr | None, str]:
-    """(bindings of the launch's block variables, whether the block lies in the grid, text for the report).
+                cluster_map: ClusterMap) -> tuple[list[Bind], tuple[tuple[int, Expr], ...], str]:
+    """(bindings of the launch's block variables, Tiles.inside, text for the report).
 
-    They are computed from the position of the cluster in the grid of `few` and the block's ranks in the cluster.  The
-    condition is None if all blocks lie in the grid.
+    They are computed from the position of the cluster in the grid of `few` and the block's ranks in the cluster.
     """
     wide, sizes = sorted(cluster_map.wide), [convert(g) for g in launch.grid]
     binds = [Bind(launch.block_vars[k], few.block_vars[k] * spans[k] + cluster_map.ranks[k]) for k in wide]
-    here = [binary("lt", launch.block_vars[k], n) for k in wide for n in [sizes[k]]
-            if not isinstance(n, Const) or n.value % spans[k]]
-    inside = reduce(partial(logical, "and"), here) if here else None
+    inside = tuple((k, binary("lt", launch.block_vars[k], n)) for k in wide for n in [sizes[k]]
+                   if not isinstance(n, Const) or n.value % spans[k])
     return binds, inside, (f"; clusters of {' x '.join(str(spans[k]) for k in wide)} along "
                            f"{'dimension' if len(wide) == 1 else 'dimensions'} {' and '.join(map(str, wide))} of the grid")
 

@@ -29,6 +29,7 @@ from tilelang.ir import (Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, 
                          Stmt, Var, binary, call, const, contains, convert, dtype, free_vars, fresh, is_large, leaves,
                          replace, seq, statements, stmts_of, substitute, walk, with_options, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ops import Copy, Gemm
+from tilelang.ops.distribute import conjunction
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
 from tilelang.ops.bulk import row_boxes_unsupported
 from tilelang.ops.tma import row_boxes, tma_bytes, tma_boxes, tma_unsupported, versions_unsupported
@@ -37,7 +38,7 @@ from tilelang.target.machine import REGISTERS
 from tilelang.target.thread_calls import CLOCKS
 
 from .consumer_schedule import best_order, chosen_order, enough_stages, items_of
-from .emit import consumer, producer
+from .emit import consumer, producer, released
 from .loop_order import ended_weight
 from .loop_record import record_of
 from .operand_versions import operand_versions, operands_in_registers, transposed_gemms, whole_loads
@@ -195,7 +196,7 @@ class _WarpRoles(WarpRoleLoop):
         after = {e.storage for s in stmts[at + 1:] for e in effects(s)}
         first = {id(s): WholeTile(_by_group(self, s), self.groups, self.thread, tiles, s.dst.buffer.data in after)
                  for s in before if isinstance(s, Copy) and _fills_once(self, s)}
-        whole = [*first.values()]
+        idle = _common_alone(self, tiles, whole := [*first.values()])
         loading = producer(self, [x for w in whole for x in w.produce()], self.pure, self.tf32)
         # What the loop does not read is free in front of it: the producer fills it for the next tile while the loop runs.
         used = {e.storage for e in effects(self.loop)}
@@ -206,15 +207,15 @@ class _WarpRoles(WarpRoleLoop):
         # No block of a cluster may end, or start to load, while another one still accesses its shared memory.  If a block has
         # one tile, the blocks of its cluster are independent after the main loop, so the wait is at the very end.
         cluster = tiles is not None and tiles.cluster_map is not None
-        parting = cluster and tiles is not None and tiles.once
-        done = [do("cluster_arrive")] if parting else []
+        done = [do("cluster_arrive")] if (parting := cluster and tiles is not None and tiles.once) else []
         ending = stmts[at + 1:]
-        if tiles is not None and tiles.inside is not None and ending:
-            ending = (If(tiles.inside, seq(*ending)),)
+        inside = conjunction(*(x for _, x in tiles.inside)) if tiles is not None and idle is None else None
+        ending = (If(inside, seq(*ending)),) if inside is not None and ending else ending
         rest = [w for w in whole if w not in early.values()]
         computing = [*opening, *consumer(self, [x for w in rest if not w.late for x in w.release(self)],
                                          {w.copies[0].dst.buffer for w in rest}), *done, *ending,
                      *(x for w in whole if w.late for x in w.release(self))]
+        computing = computing if idle is None else [If(idle, seq(*computing), seq(*released(self), *done))]
         if tiles is not None and steps is not None:
             loading, computing = ([*steps.begin, *tiles.before, tiles.loop(
                 *(taken.begin(code is loading) if taken else ()), *steps.bind, *binds, *code, *steps.advance)]
@@ -406,6 +407,21 @@ class _WarpRoles(WarpRoleLoop):
         """Bytes of shared memory with all stages, without the barriers."""
         ring = {b: p.stages for p in self.loops for b in p.filled}
         return sum(b.bits // 8 * ring.get(b, 1) for b in self._static() if b.scope_name.startswith("shared"))
+
+
+def _common_alone(p: _WarpRoles, tiles: Tiles | None, whole: list[WholeTile]) -> Expr | None:
+    """Lets blocks outside the grid load only their pieces of what the blocks of their cluster have in common: returns whether a
+    block lies inside, None where all compute alike.
+
+    In clusters of two dimensions such a block might load nothing for another one, which then would not wait for it before it
+    releases the stage again.
+    """
+    team = None if tiles is None else tiles.cluster_map
+    if tiles is None or team is None or len(tiles.inside) != 1 or len(team.wide) > 1 or whole or p.made:
+        return None
+    for ring in p.rings:
+        ring.inside = tiles.inside
+    return tiles.inside[0][1]
 
 
 def _fits_twice(p: _WarpRoles, groups: int, shared: int) -> bool:
