@@ -4,7 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import tilelang.language as T
 from tilelang.library import (conv2d, flash_attention, grouped_matmul, linear_attention, linear_cross_entropy, matmul, rms_norm)
+from tilelang.library.attention_engine import AttentionEngine, LinearAttentionEngine, Sigmoid
 
 
 def drawn(*shape, seed=0):
@@ -68,3 +70,13 @@ def test_a_bias_beside_operands_of_other_types_keeps_its_own():
     plain = matmul(a, b, bias=bias, out_dtype="float32")
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(matmul(a, b, bias=bias, out_dtype="float32"), plain)
+
+
+@pytest.mark.parametrize("engine", [AttentionEngine(), AttentionEngine(Sigmoid()),
+                                    LinearAttentionEngine(q_mod=lambda x: T.max(x, 0.0))])
+def test_engines_under_autocast_left_operands_in_float32(engine):
+    q = drawn(1, 20, 2, 32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = engine(q, q, q)
+    assert found.dtype == torch.bfloat16
+    assert torch.autograd.grad(found.sum(), q)[0].dtype == torch.float32

@@ -113,7 +113,8 @@ def test_hidden_keys_have_no_weight_where_a_function_bounds_scores(name, on):
     (lambda s, b, h, i, j: T.min(s, -1.0 * s), False), (lambda s, b, h, i, j: -1.0 * s, False),
     (lambda s, b, h, i, j: s * s, False), (lambda s, b, h, i, j: 1.0 / s, False),
     (lambda s, b, h, i, j: s + T.cast(j, "float32"), False), (lambda s, b, h, i, j: T.sin(s), False),
-    (lambda s, b, h, i, j: T.if_then_else(i >= j, s, 0.0), False), (lambda s, b, h, i, j: 1.0, False)])
+    (lambda s, b, h, i, j: T.if_then_else(i >= j, s, 0.0), False), (lambda s, b, h, i, j: 1.0, False),
+    (lambda s, b, h, i, j: s * T.sqrt(2.0), False), (lambda s, b, h, i, j: s / T.sqrt(2.0), False)])
 def test_which_functions_of_scores_grow_with_them(score, grows):
     assert (growing(score, 1.0) is not None) == grows
 
@@ -150,6 +151,10 @@ def test_wrong_arguments_are_named():
         flex_attention(q, k, v, tensors=(SLOPES, SLOPES, SLOPES))
     with pytest.raises(errors.TileLangError, match="multiples of 64|a block of"):
         create_block_mask(lambda b, h, i, j: i >= j, 64, 100, block=(32, 64))
+    with pytest.raises(errors.TileLangError, match="a block mask of -1 queries"):
+        create_block_mask(lambda b, h, i, j: i >= j, -1, 100)
+    with pytest.raises(errors.TileLangError, match="score_mod returns a comparison"):
+        flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: i >= j)
 
 
 def test_a_kernel_of_scores_is_not_that_of_a_variable_before_it_changed():

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import tilelang.language as T
 from tilelang.errors import TileLangError
 from tilelang.library import (conv2d, create_block_mask, cross_entropy, flash_attention, flex_attention,
-                              grouped_matmul, layer_norm, linear_attention, linear_cross_entropy, matmul, rms_norm,
+                              grouped_matmul, layer_norm, linear_attention, linear_cross_entropy, matmul, mla_prefill, rms_norm,
                               softmax)
 from tilelang.library.attention import flex_attention as flex, online_attention as online
 from tilelang.library.attention_engine import AttentionEngine, LinearAttentionEngine, OnlineFunc, Relu, Sigmoid
@@ -245,3 +245,17 @@ def test_compiled_graphs_of_padded_heads():
     given = [x[..., :12] for x in qkv(seq=20)]
     compiled = torch.compile(linear_attention, fullgraph=True, dynamic=True, backend="eager")
     assert (compiled(*given) == linear_attention(*given)).all()
+
+
+@pytest.mark.parametrize("length", [70, 71])  # the second has a kernel for any strides
+def test_a_dimension_of_one_with_an_odd_stride_was_an_error(length):
+    def drawn(*shape):
+        x = torch.randn(shape, dtype=torch.float16, generator=torch.Generator().manual_seed(sum(shape)))
+        return torch.empty(x.numel() + 99, dtype=x.dtype).as_strided(shape, (99, *x.stride()[1:])).copy_(x).requires_grad_()
+
+    calls = {mla_prefill: (drawn(1, length, 2, 96), drawn(1, length, 2, 64), drawn(1, length, 32), drawn(1, length, 2, 64)),
+             linear_attention: tuple(drawn(1, length, 2, n) for n in (32, 32, 48))}
+    for f, given in calls.items():
+        usual = [x.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for x in given]
+        for a, b in zip(*(torch.autograd.grad(f(*x).float().sum(), x) for x in (given, usual))):
+            assert torch.equal(a, b)

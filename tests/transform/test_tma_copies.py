@@ -521,6 +521,33 @@ def test_boxes_of_one_load_had_a_barrier_between_them():
     np.testing.assert_array_equal(run_device(lowered(main), {"A": a, "C": np.zeros_like(a)}).outputs["C"], a)
 
 
+def test_a_copy_did_not_wait_for_the_thread_that_had_waited_for_the_one_before():
+    """Both count at entries of one array; the verifier does not follow the program (a condition read from shared memory)."""
+    @T.prim_func
+    def main(A: T.Tensor((2, 32, 64), "float16"), N: T.Tensor((1,), "int32"), C: T.Tensor((32, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            a, some = T.alloc_shared((32, 64), "float16"), T.alloc_shared((1,), "int32")
+            loaded, p = T.alloc_barrier([1] * 2), T.alloc_var("int32", init=0)
+            t = T.get_thread_binding()
+            if t == 0:
+                some[0] = T.atomic_add(N[0], 1, return_prev=True)
+            if some[0] == 0 and t == 0:
+                T.tma_copy(A[0, 0:32, 0:64], a, barrier=loaded[p], leader_scope_threads=32)
+                T.mbarrier_arrive(loaded[p])
+            if t == 0:
+                T.mbarrier_wait_parity(loaded[p], 0)
+            p = 1
+            if t == 64:
+                T.tma_copy(A[1, 0:32, 0:64], a, barrier=loaded[p], leader_scope_threads=32)
+                T.mbarrier_arrive(loaded[p])
+            T.mbarrier_wait_parity(loaded[p], 0)
+            T.copy(a, C)
+
+    x = np.arange(2 * 32 * 64).reshape(2, 32, 64).astype(np.float16)
+    given = {"A": x, "N": np.zeros(1, np.int32), "C": np.zeros_like(x[0])}
+    np.testing.assert_array_equal(run_device(lowered(main), given).outputs["C"], x[1])
+
+
 # ---- what ptxas makes of it -------------------------------------------------------------------------------------------
 
 

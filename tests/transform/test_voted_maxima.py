@@ -10,8 +10,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tilelang.transform.registers.early_rescale as early
+import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Binary, Call, Load, Select, binary, replace
+from tilelang.simulator import run_device, run_tile
+from tilelang.target import Target
+from tilelang.transform.pipeline import lower
 from transform.test_conditional_rescale import DIM, SEQ, changed, is_row, lowered, reference, run, tensors, votes
 
 SCALE = DIM**-0.5
@@ -103,3 +107,54 @@ def test_an_exponent_that_does_not_vanish_has_no_vote(monkeypatch):
         return None
 
     assert changed(monkeypatch, shifted) == 0
+
+
+@pytest.mark.parametrize("own", (False, True))
+def test_maxima_that_go_on_from_those_before_began_with_no_value(own):
+    """own: what is new is in an array of its own, of which and of the maxima before the program takes the larger."""
+    @T.prim_func
+    def main(Q: T.Tensor((64, 32), "float16"), K: T.Tensor((320, 32), "float16"), O: T.Tensor((64, 32), "float32"),
+             Sum: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=128):
+            Qs, Ks = T.alloc_shared((64, 32), "float16"), T.alloc_shared((64, 32), "float16")
+            S, acc = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 32), "float32")
+            P = T.alloc_fragment((64, 64), "float16")
+            top, before, factor, new, part, total = [T.alloc_fragment((64,), "float32") for _ in range(6)]
+            T.copy(Q, Qs)
+            T.clear(acc)
+            T.clear(total)
+            T.fill(top, -1e30)
+            for k in T.Pipelined(5, num_stages=2):
+                T.copy(K[k * 64, 0], Ks)
+                T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
+                T.copy(top, before)
+                if own:
+                    T.reduce_max(S, new, dim=1)
+                    for i in T.Parallel(64):
+                        top[i] = T.max(top[i], new[i])
+                else:
+                    T.reduce_max(S, top, dim=1, clear=False)
+                for i in T.Parallel(64):
+                    top[i] = T.if_then_else(top[i] - before[i] > 2.0, top[i], before[i])
+                for i in T.Parallel(64):
+                    factor[i] = T.exp2(before[i] - top[i])
+                for i, j in T.Parallel(64, 64):
+                    S[i, j] = T.exp2(S[i, j] - top[i])
+                T.reduce_sum(S, part, dim=1)
+                for i in T.Parallel(64):
+                    total[i] = total[i] * factor[i] + part[i]
+                for i, j in T.Parallel(64, 32):
+                    acc[i, j] *= factor[i]
+                T.copy(S, P)
+                T.gemm(P, Ks, acc)
+            T.copy(acc, O)
+            T.copy(total, Sum)
+
+    made = lower(main.func, Target({"kind": "cuda", "arch": "sm_90a"}))
+    assert votes(made.kernels[0]) == 1
+    rng = np.random.default_rng(4)
+    given = {"Q": rng.standard_normal((64, 32)).astype(np.float16), "K": rng.standard_normal((320, 32)).astype(np.float16),
+             "O": np.zeros((64, 32), np.float32), "Sum": np.zeros(64, np.float32)}
+    want = run_tile(main, given)
+    for name, value in run_device(made, given).outputs.items():
+        np.testing.assert_allclose(value, want[name], rtol=2e-3, atol=2e-3)

@@ -259,9 +259,9 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
     these faults is taken; where none is, the one with the least of them.
     """
     best = _build_cuda(request, sig)
-    if "tl.wgmma_in_flight" in request.config or not any(k["overlap"] for k in best.meta["facts"]):
-        return best
     fault, why = _ptxas_faults(best), _ptxas_complaints(best)
+    if not fault[0] and ("tl.wgmma_in_flight" in request.config or not any(k["overlap"] for k in best.meta["facts"])):
+        return best
     for flight in _SHORTER_FLIGHTS:
         if not any(fault):
             break
@@ -273,13 +273,12 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
     return best
 
 
-def _ptxas_faults(artifact: Artifact) -> tuple[int, int]:
-    """(kernels in which ptxas serialises wgmma or may lose metadata in flight, bytes spilled in main loops) of an artifact."""
+def _ptxas_faults(artifact: Artifact) -> tuple[bool, int, int]:
+    """(whether ptxas may lose metadata in flight, kernels in which it serialises wgmma, bytes spilled in main loops)."""
     kernels, source = artifact.meta["kernels"], artifact.kernel_source
     # Where registers do not suffice, ptxas moves the metadata that a wgmma in flight still reads.
     lost = "wgmma_used<" in source and "wgmma_wait<1>" in source and any(k["spills"] for k in kernels)
-    return (sum(bool(k["serialised"]) for k in kernels) + lost,
-            sum(k["spills"] for k in kernels if k["spills"] >= SPILLED))
+    return (lost, sum(bool(k["serialised"]) for k in kernels), sum(k["spills"] for k in kernels if k["spills"] >= SPILLED))
 
 
 def _ptxas_complaints(artifact: Artifact) -> str:

@@ -28,8 +28,8 @@ _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 # function -> operands that have the type of torch.autocast where that is on, as those of torch.matmul and SDPA have
 LOWERED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("matmul", "grouped_matmul"), ("a", "b", "bias")), "fused_matmul": ("a", "b", "second"),
-    **dict.fromkeys(("flash_attention", "flex_attention", "linear_attention", "gated_delta", "kda", "retention"),
-                    ("q", "k", "v")),
+    **dict.fromkeys(("flash_attention", "flex_attention", "online_attention", "linear_attention", "gated_delta", "kda",
+                     "retention"), ("q", "k", "v")),
     "mla_prefill": ("q", "k", "k_rope", "v"), "conv2d": ("x", "weight"), "linear_cross_entropy": ("x", "weight"),
     "mamba2": ("x", "b", "c"),
 }
@@ -37,18 +37,19 @@ _OF_SHAPES = (AttributeError, IndexError, ZeroDivisionError)
 
 
 def under_autocast(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A public function whose operands in `LOWERED` are converted by torch.autocast where it is on, and no `out` is given."""
+    """A function whose operands in `LOWERED` are converted by torch.autocast where it is on, and no `out` is given."""
     if fn.__name__ not in LOWERED:
         return fn
     order = list(inspect.signature(fn).parameters)
     places = {n: order.index(n) for n in LOWERED[fn.__name__]}
+    first = min(places.values())
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is None or not torch._C._is_any_autocast_enabled() or kwargs.get("out") is not None:  # 0.1 us
             return fn(*args, **kwargs)
-        like = args[0] if args else kwargs.get(order[0])
+        like = args[first] if first < len(args) else kwargs.get(order[first])
         kinds = torch.float32, torch.float16, torch.bfloat16
         if not isinstance(like, torch.Tensor) or like.dtype not in kinds or not torch.is_autocast_enabled(like.device.type):
             return fn(*args, **kwargs)

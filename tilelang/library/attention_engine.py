@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import tilelang.language as T
 from tilelang.errors import error
 
+from .arguments import under_autocast
 from .arrays import SEQUENCES
 from .attention.flex_attention import BlockMask, ScoreMod, counted_from, flex_attention, in_pieces, state_of
 from .attention.inputs import check_scale, with_whole_heads
@@ -30,6 +31,7 @@ from .recurrent.decays import linear_attention
 
 __all__ = ["AttentionEngine", "LinearAttentionEngine", "OnlineFunc", "Relu", "RetentionNorm", "Sigmoid", "Softmax"]
 State = dict[str, Any]
+_SOFTMAX, _ONLINE, _LINEAR = map(under_autocast, (flex_attention, online_attention, linear_attention))
 
 
 class OnlineFunc:
@@ -154,8 +156,8 @@ class AttentionEngine:
         Raises attention-argument, attention-shape, attention-option, attention-gradient.
         """
         if self._softmax:
-            return flex_attention(q, k, v, score_mod=self._score, block_mask=block_mask, tensors=tensors, scale=scale,
-                                  layout=layout, target=target)
+            return _SOFTMAX(q, k, v, score_mod=self._score, block_mask=block_mask, tensors=tensors, scale=scale,
+                            layout=layout, target=target)
         factor = None if scale is None else check_scale(scale)
         whole = with_whole_heads(lambda q, k, v, scale: self(q, k, v, block_mask=block_mask, tensors=tensors, scale=scale,
                                                              layout=layout, target=target), q, k, v, factor)
@@ -164,7 +166,7 @@ class AttentionEngine:
         if len(q.shape) == 4 and q.shape[0] > SEQUENCES:
             return in_pieces(lambda q, k, v, first, mask: AttentionEngine(self._func, counted_from(self._score, first))(
                 q, k, v, block_mask=mask, tensors=tensors, scale=scale, layout=layout, target=target), q, k, v, block_mask)
-        return online_attention(self._key, q, k, v, block_mask, tuple(tensors), factor, layout, target)
+        return _ONLINE(self._key, q, k, v, block_mask, tuple(tensors), factor, layout, target)
 
 
 class LinearAttentionEngine:
@@ -187,4 +189,4 @@ class LinearAttentionEngine:
         """The result (batch, seq, heads, dim_v).  Arguments: as linear_attention takes them.  Raises delta-argument,
         attention-gradient."""
         q, k, v = (x if f is None else f(x, target) for f, x in zip(self._maps, (q, k, v)))
-        return linear_attention(q, k, v, log_decay, scale=scale, target=target)
+        return _LINEAR(q, k, v, log_decay, scale=scale, target=target)

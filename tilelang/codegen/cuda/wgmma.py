@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, const, For, If, Launch, Load, LOCAL, Seq, Stmt, Store, Var,
-                         walk, While, with_options)
+from tilelang.ir import (AddressOf, Alloc, Break, Buffer, Call, Const, const, Continue, For, If, Launch, Load, LOCAL, Seq, Stmt,
+                         Store, Var, walk, While, with_options)
+from tilelang.target.thread_calls import MATRIX_CALLS
 from tilelang.target.wgmma import SWIZZLE_CODE, WGMMA_ROWS, WgmmaRow
 
 from ..device.calls import Calls
@@ -35,15 +36,16 @@ class WgmmaCalls:
             return self._on_registers(e, function)
         return f"tl::{function}({', '.join(map(self.x.top, e.args))})", POSTFIX
 
-    def keep_operands(self, body: Stmt) -> None:
-        """At the end of an iteration: operands in registers that need not be written in the next one are used once more.
+    def keep_operands(self, body: Stmt, at: Continue | None) -> None:
+        """At the end of an iteration, or at a `continue`: operands in registers that the next one may read unwritten are used.
 
         ptxas 13.0 does not count the wgmma of the next iteration among their uses, and gives their registers to others.
         """
         if not self.has_operands:
             return
-        read: dict[Var, Buffer] = {}
-        made = _follow(body, set(), read) | {x.buffer.data for x in walk(body, Alloc)}
+        read, ends = dict[Var, Buffer](), dict[int, set[Var]]()
+        end = _follow(body, set(), read, ends)
+        made = (end if at is None else ends.get(id(at), set())) | {x.buffer.data for x in walk(body, Alloc)}
         for data, b in read.items():
             if data not in made:
                 self.registers.keep(b)
@@ -116,20 +118,27 @@ def _operands(s: Stmt) -> dict[Var, Buffer]:
     return found
 
 
-def _follow(s: Stmt, made: set[Var], read: dict[Var, Buffer]) -> set[Var]:
+def _follow(s: Stmt, made: set[Var], read: dict[Var, Buffer], ends: dict[int, set[Var]]) -> set[Var]:
     """The arrays written when s ends, whatever its conditions are. made: those written before; read: gets the operands that a
-    wgmma may read before."""
-    if isinstance(s, (Seq, For, While)):
-        for x in s.stmts if isinstance(s, Seq) else (s.body,):
-            made = _follow(x, made, read)
+    wgmma may read before; ends: gets those written at each `continue`, by its id."""
+    if isinstance(s, Seq):
+        for x in s.stmts:
+            made = _follow(x, made, read, ends)
         return made
+    if isinstance(s, (For, While)):
+        end = _follow(s.body, made, read, ends)
+        whole = isinstance(s, For) and isinstance(s.extent, Const) and s.extent.value > 0
+        return end if whole and not any(True for _ in walk(s.body, Break, Continue)) else made
     if isinstance(s, If):
-        return _follow(s.then, made, read) & (made if s.orelse is None else _follow(s.orelse, made, read))
+        return _follow(s.then, made, read, ends) & (made if s.orelse is None else _follow(s.orelse, made, read, ends))
+    if isinstance(s, Continue):
+        ends[id(s)] = ends.get(id(s), made) & made
     read.update((data, b) for data, b in _operands(s).items() if data not in made)
     found = {x.buffer.data for x in walk(s, Store)}
     for x in walk(s, Call):
-        if x.op not in ("wgmma_pin", "wgmma_hold") or x.options.move == "in":
-            found |= {y.buffer.data for n, y in enumerate(x.args) if isinstance(y, AddressOf) and (x.op, n) != ("wgmma", 1)}
+        if x.op not in ("wgmma_pin", "wgmma_hold", "wgmma_used") or x.options.move == "in":
+            to = x.args[:1] if x.op in MATRIX_CALLS else x.args
+            found |= {y.buffer.data for y in to if isinstance(y, AddressOf)}
     return made | found
 
 

@@ -132,7 +132,7 @@ class Statements:
     def __init__(self, memory: Memory) -> None:
         self.x, self.page = memory.x, memory.page
         self.register_loop: Callable[[For], None] | None = None
-        self.end_of_loop: Callable[[Stmt], None] | None = None
+        self.end_of_loop: Callable[[Stmt, Continue | None], None] | None = None
         self._bodies: list[Stmt] = []  # of the loops around
         self._forms: dict[type[Stmt], Callable[[Any], None]] = {
             Bind: self._bind, Alloc: memory.alloc, Store: memory.store, Evaluate: self._evaluate, For: self._for,
@@ -171,12 +171,12 @@ class Statements:
         self.page.emit("}")
         self._bodies.pop()
 
-    def _end_iteration(self) -> None:
+    def _end_iteration(self, at: Continue | None = None) -> None:
         if self.end_of_loop is not None:
-            self.end_of_loop(self._bodies[-1])
+            self.end_of_loop(self._bodies[-1], at)
 
     def _continue(self, s: Continue) -> None:
-        self._end_iteration()
+        self._end_iteration(s)
         self.page.emit("continue;")
 
     def _bind(self, s: Bind) -> None:

@@ -98,7 +98,7 @@ def flex_kernel(form: FlexForm) -> Any:
                 T.gemm(leading(Qs, f.dim), leading(Ks, f.dim), S, transpose_B=True, clear_accum=True)
                 if g.score is not None and grows is None:
                     for i, j in T.Parallel(rows, keys):
-                        S[i, j] = g.score(S[i, j] * f.scale, b, h, row + i, key + j, *changing)
+                        S[i, j] = checked_score(g.score(S[i, j] * f.scale, b, h, row + i, key + j, *changing))
                 hide(S, row, key, k >= whole * steps, (b, h, masking), -math.inf)
                 T.copy(f.rows(V, b, h // f.group, key, keys, True), Vs)
                 absorb(S, P, acc, state, c, None, None if grows is None else (
@@ -110,6 +110,14 @@ def flex_kernel(form: FlexForm) -> Any:
                 T.copy(total, LSE[b, h, row:row + rows])
 
     return flex_attention
+
+
+def checked_score(changed: Any) -> Any:
+    """A changed score.  Raises attention-option where it is a comparison: scores of 0 and 1 hide no key."""
+    if isinstance(changed, bool) or isinstance(changed, Expr) and str(changed.dtype) == "bool":
+        raise error("attention-option", "score_mod returns a comparison, which hides no key", expected="a changed score",
+                    found="a bool", hint="a mask is block_mask=create_block_mask(mask_mod, seq_q, seq_k)")
+    return changed
 
 
 _RISING = {"tanh", "exp", "exp2", "sigmoid", "atan", "erf", "sinh", "asinh", "sqrt", "log", "log2", "log1p"}
@@ -152,9 +160,9 @@ def _direction(e: Any, x: Any) -> int | None:
     a, b = _direction(e.a, x), _direction(e.b, x)
     if a is None or b is None:
         return None
-    if e.op in ("mul", "div") and b == 0:
+    if e.op in ("mul", "div") and isinstance(e.b, Const):
         return a * (1 if e.b.value > 0 else -1)
-    if e.op == "mul" and a == 0:
+    if e.op == "mul" and isinstance(e.a, Const):
         return b * (1 if e.a.value > 0 else -1)
     b = -b if e.op == "sub" else b
     return (a or b) if e.op in ("add", "sub", "min", "max") and a * b >= 0 else None
@@ -217,6 +225,10 @@ def create_block_mask(mask_mod: ScoreMod, seq_q: int, seq_k: int, *, batch: int 
     if min(rows, keys) < 64 or rows % 64 or keys % 64:
         raise error("attention-option", f"a block of {rows} queries and {keys} keys", found=f"{rows}, {keys}",
                     expected="multiples of 64", hint="leave it out: 128 and 128")
+    if min(seq_q, seq_k, batch - 1, heads - 1) < 0:
+        found = f"{seq_q} queries, {seq_k} keys, {batch} sequences and {heads} heads"
+        raise error("attention-option", f"a block mask of {found}", found=found,
+                    expected="numbers of queries and keys, at least 1 sequence and head", hint="q.shape[1], k.shape[1]")
     xp: Any = np if device is None else sys.modules["torch"]
     place = {} if device is None else {"device": device}
     down, across = -(-seq_q // rows), -(-seq_k // keys)

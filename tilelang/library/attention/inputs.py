@@ -16,7 +16,7 @@ from tilelang.jit import JITKernel
 from tilelang.target import Target
 
 from ..agreement import Disjoint, overlap
-from ..arrays import aligned, compact, expects_gradient, is_numpy, strides, type_name
+from ..arrays import aligned, compact, compact_copy, expects_gradient, is_numpy, strides, type_name
 from ..place import Place
 
 register("attention-argument", TypeError, "an argument of an attention function is of no kind it takes",
@@ -192,6 +192,23 @@ def strides_of(x: Any, on_device: bool = False, unit: int = 0) -> tuple[int, ...
     if on_device and not aligned(x):
         return None
     return _readable(strides(x), x.shape, unit or unit_of(type_name(x)))
+
+
+def readable(x: Any, on_device: bool) -> Any:
+    """x, or a copy, for a kernel that gets strides with each call.  on_device: as for strides_of.
+
+    A dimension of one element may have any stride, also one that is no multiple of the unit: such a view gets that of a
+    contiguous array.
+    """
+    steps = strides_of(x, on_device)
+    if steps is None:
+        return compact_copy(x)
+    unit = unit_of(type_name(x))
+    if all(s >= 0 and s % unit == 0 for s in strides(x)[:-1]):
+        return x
+    if is_numpy(x):
+        return np.lib.stride_tricks.as_strided(x, x.shape, [s * x.itemsize for s in steps])
+    return x.as_strided(x.shape, steps)
 
 
 @lru_cache(4096)

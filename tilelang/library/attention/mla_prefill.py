@@ -7,13 +7,13 @@ from typing import Any
 import tilelang.language as T
 from tilelang.errors import error
 
-from ..arrays import accumulator, by_sequences, compact_copy, empty, is_numpy, type_name, zeros
+from ..arrays import accumulator, by_sequences, empty, is_numpy, type_name, zeros
 from ..autograd import Function, Results, Step
 from ..place import Place, target_text
 from .backward import gradients
 from .flash_attention import attend
 from .form import LOG2E
-from .inputs import UNIT, check_alike, check_scale, check_tensors, fitting_kernel, running_on, strides_of
+from .inputs import UNIT, check_alike, check_scale, check_tensors, fitting_kernel, readable, running_on, strides_of
 from .kernels import absorb, finish, reset
 from .problem import whole
 
@@ -73,7 +73,7 @@ def _forward(q: Any, k: Any, k_rope: Any, v: Any, causal: bool, scale: Any, dyna
                layout="bshd", drop=0, scale=scale, target=target)
         return
     at, tensors = running_on(q, target), (q, k, k_rope, v)
-    arrays = [x if strides_of(x, at.target.is_gpu) else compact_copy(x) for x in tensors]
+    arrays = [readable(x, at.target.is_gpu) for x in tensors]
     sizes, lengths = (q.shape[2], k.shape[3], k_rope.shape[2], v.shape[3]), (q.shape[0], q.shape[1], k.shape[1])
     own = not dynamic and at.comes_first(("mla_prefill", sizes, type_name(q), causal), lengths)
     exact = (lengths, tuple(map(strides_of, arrays))) if own else None
@@ -86,7 +86,7 @@ def _expanded(k: Any, k_rope: Any, at: Place) -> Any:
     """The keys of all heads with their rotary elements."""
     dim, rope = k.shape[3], k_rope.shape[2]
     keys = empty(k, (*k.shape[:3], dim + rope), type_name(k))
-    k, k_rope = (x if strides_of(x, at.target.is_gpu) else compact_copy(x) for x in (k, k_rope))
+    k, k_rope = (readable(x, at.target.is_gpu) for x in (k, k_rope))
     at.kernel(expand_keys, (k.shape[2], dim, rope, type_name(k)))(k, k_rope, keys)
     return keys
 

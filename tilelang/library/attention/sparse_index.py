@@ -18,6 +18,7 @@ from .inputs import check_like, fast_kernel, running_on
 
 COLUMNS, TILE = 128, 192  # heads of all queries of a block, and keys of a tile of three warp groups
 MOST = 16  # queries of a block
+STAGES, ROOM = 4, 226 * 1024  # of loads at most; bytes of shared memory for queries and keys
 _TYPES = "float8_e4m3fn", "float16", "bfloat16"
 
 
@@ -54,7 +55,7 @@ def index_scores(q: Any, k: Any, weights: Any, q_scale: Any = None, k_scale: Any
         at = running_on(q, target)
         weights = weights if q_scale is None else weights * q_scale
         wide, sms = at.target.has_wgmma, max(1, at.sms or at.target.limits.sm_count)
-        columns, tile = tile_of(heads, wide)
+        columns, tile, _ = tile_of(heads, wide, dim * int(q.itemsize))
         pieces = _pieces(-(-queries // arrangement(heads, columns)[0]), -(-keys // tile), sms)
         tensors = map(contiguous, (q.reshape(queries * heads, dim), k, weights.reshape(queries * heads), k_scale, ends))
         kernel = fast_kernel(at, index_kernel, heads, dim, type_name(q), wide, pieces > 1)
@@ -75,12 +76,16 @@ def arrangement(heads: int, columns: int = COLUMNS) -> tuple[int, int, int]:
     return min(max(1, columns // (beside * held[beside])) * beside, MOST), beside, held[beside]
 
 
-def tile_of(heads: int, wide: bool) -> tuple[int, int]:
-    """(columns, keys) of a tile at most. Two groups have twice the columns of three, where a quarter of those would be empty
-    and several threads would share a query."""
+def tile_of(heads: int, wide: bool, row: int) -> tuple[int, int, int]:
+    """(columns, keys) of a tile at most, and stages. row: bytes of a key. Two groups have twice the columns of three, where a
+    quarter of those would be empty and several threads would share a query. Two stages of wide keys fit with smaller tiles."""
+    if not wide:
+        return COLUMNS, 64, STAGES
     per, beside, held = arrangement(heads)
     few = per * held <= COLUMNS * 3 // 4 and beside < 4
-    return (2 * COLUMNS, 2 * TILE // 3) if wide and few else (COLUMNS, TILE if wide else 64)
+    tiles = [(2 * COLUMNS, 2 * TILE // 3)] * few + [(COLUMNS, TILE), (COLUMNS, 2 * TILE // 3)]
+    fitting = [(*x, min(STAGES, (ROOM // row - x[0]) // x[1])) for x in tiles]
+    return next((x for x in fitting if x[2] > 1), fitting[-1])
 
 
 def place_of(n: Any, beside: int, held: int) -> tuple[Any, Any]:
@@ -106,14 +111,14 @@ def load_columns(Q, W, Qs, weight, first, queries, heads, arranged):
         weight[n] = T.if_then_else(h < heads, W[row], 0.0)
 
 
-def index_kernel(heads: int, dim: int, dtype: str, wide: bool, divided: bool = False, stages: int = 4) -> Any:
+def index_kernel(heads: int, dim: int, dtype: str, wide: bool, divided: bool = False) -> Any:
     """The kernel (Q, K, W, Unit, Ends, Out), or where `divided` (Q, K, W, Unit, Ends, pieces, Out). W: weights with the scales
     of the queries. pieces: blocks that divide the keys of the same queries. wide: tiles for wgmma, of two or three groups.
 
     Weighted scores have a fragment of their own: in registers of the GEMM they would be no multiply-adds of the sums.
     Scales of keys are loaded into registers one tile ahead.
     """
-    most, tile = tile_of(heads, wide)
+    most, tile, stages = tile_of(heads, wide, dim * (1 if dtype == _TYPES[0] else 2))
     per, beside, held = arrangement(heads, most)
     columns, share, threads = per * held, 8 // beside, 2 * tile
     queries, keys = T.dynamic("queries, keys")

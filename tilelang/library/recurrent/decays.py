@@ -22,10 +22,10 @@ import tilelang.language as T
 from tilelang.errors import error
 from tilelang.ir import const
 
-from ..arrays import (accumulator, by_sequences, compact, compact_copy, contiguous, empty, is_numpy, padded, strides, sum_into,
+from ..arrays import (accumulator, by_sequences, compact, contiguous, empty, is_numpy, padded, strides, sum_into,
                       type_name)
 from ..attention.form import LOG2E
-from ..attention.inputs import UNIT, device_of, fast_kernel, running_on, strides_of
+from ..attention.inputs import UNIT, device_of, fast_kernel, readable, running_on
 from ..autograd import Function, Results, Step, untraced
 from ..place import Place, target_text
 from .delta import STEPS  # noqa: F401 - its errors are those of this file
@@ -258,7 +258,7 @@ def _added_up(at: Place, log_decay: Any, q: Any) -> Any:
 def _pass(at: Place, given: tuple[Any, ...], c: Any, scale: float, out: Any, reverse: bool = False, keeps: str = "",
           *kept: Any) -> None:
     """out = linear_pass of the q, k and v given.  kept: X, Dots, States and Edge."""
-    arrays = [x if strides_of(x, at.target.is_gpu) else compact_copy(x) for x in given]
+    arrays = [readable(x, at.target.is_gpu) for x in given]
     strided = [strides(x) != compact(x.shape) for x in arrays]
     q, _, v = arrays
     form = PassForm((*q.shape[2:], v.shape[3]), tuple(strided), type_name(q), scale, c is not None, reverse, keeps)

@@ -230,8 +230,7 @@ def wanted_stages(s: For) -> int | tuple[Any, Any]:
         return 0
     n = s.plan.num_stages
     if n < 0:
-        raise error("pipeline-arguments", f"num_stages of T.Pipelined must be an integer >= 0, found {n}",
-                    expected="an integer >= 0", found=str(n), span=s.span,
+        raise error("pipeline-arguments", f"num_stages of T.Pipelined must be «an integer >= 0», found {n}", span=s.span,
                     hint="0 is a plain loop, n keeps n versions of each shared buffer filled by copies")
     return n
 

@@ -176,24 +176,14 @@ def _without_continue(stmts: list[Stmt]) -> list[Stmt]:
         rest = stmts[k + 1:]
         if not isinstance(s, If):
             return out + _without_continue([*stmts_of(s), *rest])
-        then, orelse = list(stmts_of(s.then)), list(stmts_of(s.orelse)) if s.orelse is not None else []
-        if _ends(then):
-            then_new, else_new = _without_continue(then), _without_continue(orelse + rest)
-        elif orelse and _ends(orelse):
-            then_new, else_new = _without_continue(then + rest), _without_continue(orelse)
-        else:
-            # No branch ends on every path: the statements that follow are copied into both.
-            then_new, else_new = _without_continue(then + rest), _without_continue(orelse + rest)
+        # A branch goes on with the statements that follow, up to where it continues.
+        then_new, else_new = (_without_continue([*(() if x is None else stmts_of(x)), *rest]) for x in (s.then, s.orelse))
         if then_new:
             out.append(If(s.cond, seq(*then_new), seq(*else_new) if else_new else None, span=s.span))
         elif else_new:
             out.append(If(unary("not", s.cond), seq(*else_new), span=s.span))
         return out
     return out
-
-
-def _ends(stmts: list[Stmt]) -> bool:
-    return bool(stmts) and isinstance(stmts[-1], Continue)
 
 
 def has_warp_roles(s: Stmt) -> bool:

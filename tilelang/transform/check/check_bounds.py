@@ -189,10 +189,9 @@ class _Places:
             if e.dtype.is_unsigned and not size - (1 << e.dtype.bits) <= low <= high < 1 << e.dtype.bits:
                 continue  # it wraps
             index = low if low < 0 else high + (more or 0)
-            raise errors.error(
-                "out-of-bounds", f"{b.name} is accessed at index {index} of dimension {d}, which has {size} elements",
-                expected=f"an index from 0 to {size - 1}", found=f"{index}", span=span,
-                hint="memory of a block is not guarded: make it larger, or guard the access with a condition")
+            raise errors.error("out-of-bounds", f"{b.name} is accessed at index ‹{index}› of dimension {d}, which has {size} "
+                               "elements", expected=f"an index from 0 to {size - 1}", span=span,
+                               hint="memory of a block is not guarded: make it larger, or guard the access with a condition")
         self.inside.add(b.data)
 
     def takes_every_value(self, e: Expr) -> bool:

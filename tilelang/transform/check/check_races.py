@@ -100,9 +100,8 @@ class _Loop:
             pair = int(first[k]), int(which[k])
             if all(is_const(simplify(self.each.within(i, pair[0]) - self.each.within(i, pair[1])), 0) for i in indices):
                 one, two = map(self.each.text, pair)
-                raise error("parallel-overwrite", f"iterations ({one}) and ({two}) of the parallel loop store different values "
-                            f"in one element of `{s.buffer.name}`",
-                            found=f"({one}) and ({two})", span=s.span or self.loop.span)
+                raise error("parallel-overwrite", f"iterations ‹({one}) and ({two})› of the parallel loop store different "
+                            f"values in one element of `{s.buffer.name}`", span=s.span or self.loop.span)
 
     def warn(self, s: Store, value: Expr, indices: tuple[Expr, ...], conds: tuple[tuple[Expr, bool], ...]) -> None:
         """Warn where two iterations may reach s with different values."""

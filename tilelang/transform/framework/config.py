@@ -208,15 +208,12 @@ def normalize_config(config: Mapping[Any, Any] | None) -> dict[str, Any]:
             warnings.warn(f"pass config {name} is deprecated: {row.deprecated}", DeprecationWarning, stacklevel=3)
         if value is not None and not isinstance(value, row.types):
             wanted = " or ".join(t.__name__ for t in row.types)
-            raise error("config-type", f"pass config {name} takes {wanted}, found {type(value).__name__} {value!r}",
-                        expected=wanted, found=f"{type(value).__name__} {value!r}")
+            raise error("config-type", f"pass config {name} takes «{wanted}», found {type(value).__name__} {value!r}")
         if value is not None and row.choices and value not in row.choices:
             choices = f"one of {', '.join(map(repr, row.choices))}"
-            raise error("config-value", f"pass config {name} takes {choices}, found {value!r}", expected=choices,
-                        found=repr(value))
+            raise error("config-value", f"pass config {name} takes «{choices}», found {value!r}")
         if value is not None and row.allowed and not row.allowed[0](value):
-            raise error("config-value", f"pass config {name} takes {row.allowed[1]}, found {value!r}",
-                        expected=row.allowed[1], found=repr(value))
+            raise error("config-value", f"pass config {name} takes «{row.allowed[1]}», found {value!r}")
         if row.unused and value is not None and value != row.default:
             warn("config-no-effect", f"pass config {name} has no effect: {row.unused}", "leave it out")
         if name == PassConfigKey.TIR_USE_ASYNC_COPY.value and not value:

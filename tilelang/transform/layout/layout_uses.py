@@ -152,9 +152,8 @@ class Uses:
                     written += [x.indices] if isinstance(x, Store) else []
         given = s.plan.loop_layout
         if given is not None and (not isinstance(given, Fragment) or given.shape != extents):
-            raise error("layout-conflict", f"loop_layout of a parallel loop over {extents} must be a Fragment of that "
-                        f"shape, found {given!r}",
-                        expected=f"a Fragment of shape {extents}", found=repr(given), span=s.span,
+            raise error("layout-conflict", f"loop_layout of a parallel loop over {extents} must be a Fragment of that shape, "
+                        f"found {given!r}", expected=f"a Fragment of shape {extents}", span=s.span,
                         hint="give the Fragment one index per loop, with its extent")
         static = tuple(n for n in extents if isinstance(n, int))
         if touches and len(static) == len(extents):

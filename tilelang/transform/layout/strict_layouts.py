@@ -65,9 +65,8 @@ class StrictLayouts:
         for b, lay in uses.launch.plan.layouts:
             want = Fragment if b.scope_name == FRAGMENT else Layout
             if not isinstance(lay, want):
-                raise error("layout-conflict", f"`{b.name}` ({b.scope_name}) needs a {want.__name__}, found "
-                            f"{type(lay).__name__}",
-                            expected=f"a {want.__name__}", found=f"a {type(lay).__name__}", span=uses.launch.span)
+                raise error("layout-conflict", f"`{b.name}` ({b.scope_name}) needs «a {want.__name__}», found "
+                            f"{type(lay).__name__}", found=f"a {type(lay).__name__}", span=uses.launch.span)
             lead = len(b.shape) - len(lay.shape)
             if lead < 0 or tuple(b.shape[lead:]) != tuple(lay.shape):
                 raise error("layout-conflict", f"the layout of `{b.name}` has shape {lay.shape}, the buffer {tuple(b.shape)}",
@@ -158,9 +157,8 @@ class StrictLayouts:
                 lay = shared_layout(b)
                 given = self.known.layouts.get(b)
                 if lay is None or given is not None and given != lay:
-                    raise error("layout-conflict",
-                                f"`{b.name}` is moved by TMA, its layout must be made of swizzle atoms, found {given!r}",
-                                expected="a layout of swizzle atoms", found=repr(given), span=op.span,
+                    raise error("layout-conflict", f"`{b.name}` is moved by TMA, its layout must be made of swizzle atoms, "
+                                f"found {given!r}", expected="a layout of swizzle atoms", span=op.span,
                                 hint="leave the layout out, or move it by T.copy with disable_tma=True")
                 self.known.settle(b, lay, f"moved by TMA{at_line(op)}")
 
@@ -187,9 +185,8 @@ class StrictLayouts:
             if self._is_forced(op):
                 by = [self.uses.taken[b.data] for b in (op.a.buffer, op.b.buffer)
                       if f"`{b.name}` is taken" in why and b.data in self.uses.taken]
-                raise error("wgmma-gemm", "T.wgmma_gemm() requires Hopper WGMMA lowering, but constraints were not "
-                            f"satisfied: {why}", found=why, span=op.span,
-                            notes=tuple((c.span, "its address is taken here") for c in by),
+                raise error("wgmma-gemm", "T.wgmma_gemm() requires Hopper WGMMA lowering, but constraints were not satisfied: "
+                            f"‹{why}›", span=op.span, notes=tuple((c.span, "its address is taken here") for c in by),
                             hint=_POINTERS if by else "")
             if first is None:
                 declined.add(op.c.buffer.data)
@@ -233,7 +230,6 @@ class StrictLayouts:
     def _conflict(self, b: Buffer, old: Any, new: Any, op: Gemm) -> None:
         asked = self._demanded.get(b)
         who = asked[1] if asked else None
-        raise error("layout-conflict", f"Layout infer conflict between two uses of `{b.name}` as an accumulator: "
-                    f"{old!r} and {new!r}",
-                    found=f"{old!r} and {new!r}", span=op.span, notes=((getattr(who, "span", None), "first asked for here"),),
+        raise error("layout-conflict", f"Layout infer conflict between two uses of `{b.name}` as an accumulator: ‹{old!r} and "
+                    f"{new!r}›", span=op.span, notes=((getattr(who, "span", None), "first asked for here"),),
                     hint=f"copy `{b.name}` to a second fragment, or give both the same warp policy")

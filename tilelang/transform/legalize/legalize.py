@@ -174,10 +174,10 @@ def check_symbols(func: Func) -> None:
     missing = sorted({v.name for v in free_vars(func.body) - known if not v.dtype.is_handle})
     if missing:
         names = ", ".join(missing)
-        raise error("undefined-symbol",
-                    f"`{func.name}` uses {names}, of which no argument gives the value (In PrimFunc {func.name} variables "
-                    f"({names},) are used, but are not passed in as API arguments)",  # programs test for this
-                    found=names, span=func.span, hint="use it in the shape of a tensor parameter, or make it a parameter")
+        # The sentence in parentheses: programs test for it.
+        raise error("undefined-symbol", f"`{func.name}` uses ‹{names}›, of which no argument gives the value (In PrimFunc "
+                    f"{func.name} variables ({names},) are used, but are not passed in as API arguments)", span=func.span,
+                    hint="use it in the shape of a tensor parameter, or make it a parameter")
     for f in verify(func):
         if f.rule == "defined":
             at = getattr(f.what, "span", None)

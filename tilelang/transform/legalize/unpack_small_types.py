@@ -199,9 +199,8 @@ class _Unpacking:
         paired = [r for r in regions if r.buffer in self.pairs]
         if paired and (len(paired) < len(regions) or not isinstance(op, (Copy, Transpose))):
             b = paired[0].buffer
-            raise error("small-type", f"T.{op.op_name} on `{b.name}`, whose elements are pairs ({self.pairs[b]})",
-                        expected="a copy between such tiles", found=f"T.{op.op_name}", span=op.span,
-                        hint="read and store its elements in T.Parallel")
+            raise error("small-type", f"‹T.{op.op_name}› on `{b.name}`, whose elements are pairs ({self.pairs[b]})",
+                        expected="a copy between such tiles", span=op.span, hint="read and store its elements in T.Parallel")
         touched = {r.buffer for r in regions if r.buffer in self.narrow}
         if not touched:
             return None
@@ -213,8 +212,7 @@ class _Unpacking:
             return replace(op, dst=_bytes_of(op.dst), value=_byte_of(code, code))
         if on_packed or not isinstance(op, (Fill, Gemm, Transpose)):
             b = (on_packed or list(touched))[0]
-            raise error("small-type", f"T.{op.op_name} on `{b.name}` ({self.narrow[b]})",
-                        expected="a copy", found=f"T.{op.op_name}", span=op.span)
+            raise error("small-type", f"‹T.{op.op_name}› on `{b.name}` ({self.narrow[b]})", expected="a copy", span=op.span)
         return None
 
     def copy(self, op: Copy) -> Stmt | None:

@@ -228,9 +228,8 @@ class LoweredAccesses:
         raise self._not_owned(buffer, "each element lives in the registers of some threads only", span)
 
     def _not_owned(self, buffer: Buffer, why: str, span: Any) -> errors.TileLangError:
-        return errors.error("fragment-access", f"Cannot lower access to thread-distributed fragment `{buffer.name}`: "
-                            f"{why}",
-                            found=why, span=span or buffer.span)
+        return errors.error("fragment-access", f"Cannot lower access to thread-distributed fragment `{buffer.name}`: ‹{why}›",
+                            span=span or buffer.span)
 
     def rebuilt(self, v: Any) -> Any:
         return self.expr(v) if isinstance(v, Expr) else tuple(map(self.rebuilt, v)) if isinstance(v, tuple) else v

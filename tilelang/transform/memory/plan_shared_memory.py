@@ -84,10 +84,9 @@ def _planned(launch: Launch, reuse: bool, limit: int | None, votes: int) -> Laun
     if limit is not None and total > limit:
         written = sorted((s for s in spans if s.buffer.span), key=lambda s: -s.bytes) or spans
         sizes = [(s.buffer.name, s.bytes) for s in written]
-        raise error("shared-memory", f"the kernel needs {total} bytes of shared memory, a block has {limit}",
-                    expected=f"at most {limit} bytes", found=str(total),
-                    span=written[0].buffer.span or launch.span, notes=((None, taken(sizes, sum(s.bytes for s in spans))),),
-                    hint=tiles_that_fit(sizes, total - limit))
+        raise error("shared-memory", f"the kernel needs ‹{total}› bytes of shared memory, a block has {limit}",
+                    expected=f"at most {limit} bytes", span=written[0].buffer.span or launch.span,
+                    notes=((None, taken(sizes, sum(s.bytes for s in spans))),), hint=tiles_that_fit(sizes, total - limit))
     offsets: list[tuple[Buffer, Any]] = [(s.buffer, s.offset) for s in spans]
     size: Any = total
     for b in (b for b in buffers if not b.is_static):

@@ -138,10 +138,19 @@ def _of_threads(body: list[Stmt], m: Maxima) -> tuple[list[Stmt], Stmt, list[Exp
     names: dict[Any, Any] = {}  # buffer -> the same for a thread's own elements
     parts: list[Stmt] = []
     for s in [begun, reduced, *body[m.reduced + 1:m.chosen]]:
-        if not calls(s, "wgmma_hold"):
-            names.update((b, replace(b, name=f"{b.name}_own", data=fresh(f"{b.name}_own", b.data.dtype)))
-                         for b in dict.fromkeys(x.buffer for x in walk(s, Store)) if b not in names)
-            parts.append(renamed(substitute(s, names)))
+        if calls(s, "wgmma_hold"):
+            continue
+        for x in walk(s, Store):
+            b = x.buffer
+            if b in names:
+                continue
+            names[b] = replace(b, name=f"{b.name}_own", data=fresh(f"{b.name}_own", b.data.dtype))
+            if any(y.buffer is b for y in walk(x.value, Load)):  # it goes on from the value that all lanes have
+                row = row_loop(s)
+                if row is None:
+                    return None
+                parts.append(renamed(replace(s, body=Store(names[b], (row[0],), Load(b, (row[0],), b.dtype)))))
+        parts.append(renamed(substitute(s, names)))
     to = lanes[0].buffer
     if m.top not in names or to not in names:
         return None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilelang.ir import (Alloc, Bind, Break, Buffer, Continue, Evaluate, Expr, For, If, Launch, Seq, Stmt, Store, Var, While,
-                         const, dtype, fresh, load, logical, replace as with_fields, seq, substitute, unary, VARIABLE)
+from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Seq, Stmt, Store, Var,
+                         While, const, dtype, fresh, load, logical, replace as with_fields, seq, substitute, unary, walk,
+                         VARIABLE)
 from tilelang.ir.record import record
 
 from ..analysis.access_table import GroupTables, Reach, Tables, separate
@@ -234,7 +235,8 @@ class _Flow:
             return _after_async(s, state)
         if isinstance(s, If):
             outs = [self.flow(x, state) for x in p.inner]
-            return _merged(*outs) if s.orelse is not None else _merged(state, *outs)
+            out = _merged(*outs) if s.orelse is not None else _merged(state, *outs)
+            return _after_waits(s, out) if self.t.divergence.divergent(s.cond) else out
         if isinstance(s, For):
             assert p.loop is not None
             if not self.inside[p.loop] and not p.orders:
@@ -516,6 +518,13 @@ def _after_async(s: Stmt, state: _State) -> _State:
         n = s.call.options.n
         return {e: None if age is None or e.access.by_wgmma == wgmma and age >= n else age for e, age in state.items()}
     return state
+
+
+def _after_waits(s: If, state: _State) -> _State:
+    """The state after a branch in which some threads wait for loads: a barrier orders copies that other threads start then."""
+    waits = {c.args[0].buffer for c in walk(s, Call) if c.op == "mbarrier_wait"}  # type: ignore[attr-defined]
+    return {replace(e, access=replace(e.access, counted=None)) if e.access.counted is not None and
+            e.access.counted.buffer in waits else e: age for e, age in state.items()} if waits else state
 
 
 class _Needed(Exception):
