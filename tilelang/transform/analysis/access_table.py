@@ -194,14 +194,7 @@ class Tables:
 
     def period(self, v: Var, accesses: Iterable[Access]) -> int | None:
         """p such that the indices depend on v only through v mod p; None when there is none."""
-        p = 1
-        for a in accesses:
-            for e in a.indices or ():
-                q = self._period(e, v)
-                if q is None:
-                    return None
-                p = math.lcm(p, q)
-        return p
+        return self._common_period((e for a in accesses for e in a.indices or ()), v)
 
     def _period(self, e: Expr, v: Var) -> int | None:
         if v not in self.vars_of(e):
@@ -216,9 +209,12 @@ class Tables:
                 return int(e.b.value) if self._linear(e.a, v) else None
             if e.op == "bitand" and isinstance(e.b, Const) and (e.b.value + 1) & e.b.value == 0 and e.b.value >= 0:
                 return int(e.b.value) + 1 if self._linear(e.a, v) else None
+        return self._common_period((x for x in children(e) if isinstance(x, Expr)), v)
+
+    def _common_period(self, exprs: Iterable[Expr], v: Var) -> int | None:
         p = 1
-        for c in (x for x in children(e) if isinstance(x, Expr)):
-            q = self._period(c, v)
+        for e in exprs:
+            q = self._period(e, v)
             if q is None:
                 return None
             p = math.lcm(p, q)

@@ -18,6 +18,7 @@ from tilelang.target.thread_calls import BLOCK_VOTES
 from tilelang.target.warp_groups import named, warps_in, warps_of, GROUP, WARP_LANES
 
 from .effects import argument_mode, written_globals
+from .statements import flattened
 
 
 class Divergence:
@@ -143,7 +144,7 @@ def _settled(body: Stmt) -> frozenset[int]:
     """ids of the loads of global memory that no block writes between the surrounding grid barriers: all threads read the same
     value there, whatever wrote it. Only grid barriers outside loops and branches count."""
     phases: list[list[Stmt]] = [[]]
-    for s in _flat(body):
+    for s in flattened(body):
         if isinstance(s, Evaluate) and s.call.op == "sync_grid":
             phases.append([])
         else:
@@ -159,10 +160,6 @@ def _settled(body: Stmt) -> frozenset[int]:
                 if isinstance(x, Load) and x.buffer.scope_name == GLOBAL:
                     (moving if x.buffer.data in changed else still).add(id(x))
     return frozenset(still - moving)
-
-
-def _flat(s: Stmt) -> list[Stmt]:
-    return [y for x in s.stmts for y in _flat(x)] if isinstance(s, Seq) else [s]
 
 
 # ---- values of threads -----------------------------------------------------------------------------------------------

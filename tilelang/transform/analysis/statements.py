@@ -65,6 +65,11 @@ def without_names(body: Stmt) -> list[Stmt]:
     return out
 
 
+def flattened(s: Stmt) -> list[Stmt]:
+    """The statements of nested sequences in one list."""
+    return [y for x in s.stmts for y in flattened(x)] if isinstance(s, Seq) else [s]
+
+
 def barrier(s: Stmt, by_group: bool = False) -> Stmt:
     """A block barrier, with the span of the statement that needs it.  by_group: one for each warp group."""
     return Evaluate(call("sync_threads", (), "void", by_group=by_group or None), span=s.span)

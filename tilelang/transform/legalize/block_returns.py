@@ -26,6 +26,7 @@ from tilelang.target.thread_calls import BLOCK_VOTES, CLOCKS
 
 from ..analysis.divergence import Divergence
 from ..analysis.effects import is_sync
+from ..analysis.statements import flattened
 from ..framework.pass_ import TILE, PassContext, pass_
 
 # Calls that order the threads of one block, and those that a block which leaves makes good by leaving.
@@ -60,7 +61,7 @@ class _Tail:
 
     def of(self, stmts: list[Stmt]) -> list[Stmt] | None:
         """The statements without returns, given that nothing follows them; None where a return remains."""
-        flat = [y for x in stmts for y in _statements(x)]
+        flat = [y for x in stmts for y in flattened(x)]
         for k, s in enumerate(flat):
             if _is_return(s):
                 return flat[:k]
@@ -97,7 +98,7 @@ class _Tail:
 
     def marked(self, stmts: list[Stmt], left: Buffer, loop: bool) -> list[Stmt] | None:
         """Statements that set `left` in place of a return.  loop: they stand in a loop, which is left then."""
-        flat = [y for x in stmts for y in _statements(x)]
+        flat = [y for x in stmts for y in flattened(x)]
         gone = binary("ne", load(left, (const(0),)), const(0))
         out: list[Stmt] = []
         for k, s in enumerate(flat):
@@ -125,10 +126,6 @@ class _Tail:
                     return None
                 return [*out, If(binary("eq", load(left, (const(0),)), const(0)), seq(*rest), span=s.span)] if rest else out
         return out
-
-
-def _statements(s: Stmt) -> list[Stmt]:
-    return [y for x in s.stmts for y in _statements(x)] if isinstance(s, Seq) else [s]
 
 
 def _ends(stmts: list[Stmt]) -> bool:
