@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
 from tilelang.ir import Buffer, Expr, Load, Var, convert, free_vars, int_range, walk
+from tilelang.target.llvm_values import Value
 
 from .host_frame import (BOOL, CPU, CUDA, CUDA_HOST, CUDA_MANAGED, FLOAT, INT, NONE, POINTER, ROCM, Frame, Launcher, data_of,
                          dltensor_of, dtype_bits, is_a_tensor, is_packed)
-from .llvm_text import HostExpr, Writer, has_infinity, rounded_to, text_of
+from .llvm_text import HostExpr, Writer, any_of, has_infinity, rounded_to, size_of, text_of
 from .signature import PointerArg, ScalarArg, Signature, Solve, TensorArg
 from .size_checks import SizeCheck
 
@@ -23,7 +25,7 @@ def reject_overlaps(stub: Any) -> None:
     """Emit checks at the end of `prepare` (stub: a host_checks.Prepare) that each pair of stub.disjoint is disjoint."""
     w = stub.w
     named = {a.name: a for a in stub.sig.inputs if a.index in stub.data}
-    bounds: dict[str, tuple[str, str]] = {}
+    bounds: dict[str, tuple[Value, Value]] = {}
     for pair in stub.disjoint:
         if not all(n in named for n in pair):
             continue  # the caller does not pass it, or the program never accesses it
@@ -32,52 +34,43 @@ def reject_overlaps(stub: Any) -> None:
                 a = named[n]
                 bounds[n] = _bounds(stub, a) if isinstance(a, TensorArg) else _reach(stub, a)
         (low, high), (other_low, other_high) = (bounds[n] for n in pair)
-        before = w.ins(f"icmp ule i64 {high}, {other_low}")
-        behind = w.ins(f"icmp ule i64 {other_high}, {low}")
-        w.check(w.ins(f"or i1 {before}, {behind}"), "RuntimeError",
+        w.check(high.test("ule", other_low) | other_high.test("ule", low), "RuntimeError",
                 f"kernel {stub.sig.name} input {pair[1]} overlaps input {pair[0]}, which is written before it is read")
 
 
-def _reach(stub: Any, a: PointerArg) -> tuple[str, str]:
+def _reach(stub: Any, a: PointerArg) -> tuple[Value, Value]:
     """(first address, end address) of the memory that the program accesses through a pointer parameter.
 
     The end covers all buffers that the program makes of the pointer.  A buffer whose size only the kernel knows counts as one
     byte.
     """
-    w = stub.w
-    low = w.ins(f"ptrtoint ptr {stub.data[a.index]} to i64")
-    high = w.ins(f"add i64 {low}, 1")
+    low = stub.data[a.index].to("ptrtoint", "i64")
+    high = low + 1
     known = {*stub.scalars}
     for b in stub.made.get(a.name, ()):
         if not free_vars(b) <= known or any(isinstance(x, Load) for d in b.exprs for x in walk(d)):
             continue
-        size, step = stub.expr(convert(b.offset)), "1"
+        size, step = stub.expr(convert(b.offset)), stub.w.of("i64", "1")
         for d in reversed(range(len(b.shape))):
             n = stub.expr(convert(b.shape[d]))
             stride = step if b.strides_ is None else stub.expr(convert(b.strides_[d]))
-            last = w.ins(f"sub i64 {n}, 1")
-            size = w.ins(f"add i64 {size}, {w.ins(f'mul i64 {last}, {stride}')}")
-            step = w.ins(f"mul i64 {step}, {n}")
-        size = w.ins(f"mul i64 {w.ins(f'add i64 {size}, 1')}, {max(1, b.dtype.bytes)}")
-        end = w.ins(f"add i64 {low}, {size}")
-        high = w.ins(f"select i1 {w.ins(f'icmp ugt i64 {end}, {high}')}, i64 {end}, i64 {high}")
+            size = size + (n - 1) * stride
+            step = step * n
+        end = low + (size + 1) * max(1, b.dtype.bytes)
+        high = end.test("ugt", high).select(end, high)
     return low, high
 
 
-def _bounds(stub: Any, a: TensorArg) -> tuple[str, str]:
+def _bounds(stub: Any, a: TensorArg) -> tuple[Value, Value]:
     """(first address, end address) of a tensor."""
-    w, dt = stub.w, a.buffer.dtype
-    low = w.ins(f"ptrtoint ptr {stub.data[a.index]} to i64")
-    high = low
+    dt = a.buffer.dtype
+    low = high = stub.data[a.index].to("ptrtoint", "i64")
     for d in range(len(a.buffer.shape)):
-        last = w.ins(f"sub i64 {stub._extent(a, d)}, 1")
-        reach = w.ins(f"mul i64 {last}, {w.ins(f'mul i64 {stub._stride(a, d)}, {dt.bits * dt.lanes}')}")
-        reach = w.ins(f"sdiv i64 {reach}, 8")  # rounds packed types down by less than a byte, which is added below
-        back = w.ins(f"icmp slt i64 {reach}, 0")
-        low = w.ins(f"add i64 {low}, {w.ins(f'select i1 {back}, i64 {reach}, i64 0')}")
-        high = w.ins(f"add i64 {high}, {w.ins(f'select i1 {back}, i64 0, i64 {reach}')}")
-    high = w.ins(f"add i64 {high}, {max(1, dt.bytes)}")
-    return low, w.ins(f"select i1 {stub.empty[a.index]}, i64 {low}, i64 {high}")
+        reach = (stub._extent(a, d) - 1) * (stub._stride(a, d) * (dt.bits * dt.lanes))
+        reach = reach.op("sdiv", 8)  # rounds packed types down by less than a byte, which is added below
+        back = reach.test("slt", 0)
+        low, high = low + back.select(reach, 0), high + back.select(0, reach)
+    return low, stub.empty[a.index].select(low, high + max(1, dt.bytes))
 
 
 class Prepare:
@@ -89,17 +82,17 @@ class Prepare:
         self.sig, self.launcher, self.needed, self.assumptions = sig, launcher, needed, assumptions
         self.sizes = sizes
         self.disjoint, self.made = disjoint, made or {}
-        self.data: dict[int, str] = {}  # parameter index -> address of its first element
+        self.data: dict[int, Value] = {}  # parameter index -> address of its first element
         self.w = Writer()
-        self.scalars: dict[Var, str] = {}
+        self.scalars: dict[Var, Value] = {}
         self.expr = HostExpr(self.w, self.scalars, sig.name)
         self.frame = Frame(sig)
-        self.device: str | None = None  # device id of the first tensor
+        self.device: Value | None = None  # device id of the first tensor
         self.tensors: dict[int, str] = {}  # parameter index -> address of its DLTensor
-        self.shapes: dict[int, str] = {}
-        self.strides: dict[int, str] = {}
-        self.null: dict[int, str] = {}  # parameter index -> i1 "None was passed" (tensors never touched)
-        self.empty: dict[int, str] = {}
+        self.shapes: dict[int, Value] = {}
+        self.strides: dict[int, Value] = {}
+        self.null: dict[int, Value] = {}  # parameter index -> i1 "None was passed" (tensors never touched)
+        self.empty: dict[int, Value] = {}
         self.maybe: dict[Var, tuple[str, str]] = {}  # symbol -> (value slot, flag slot)
 
     def build(self, name: str) -> str:
@@ -132,9 +125,9 @@ class Prepare:
 
     def _size(self, c: SizeCheck, exact: HostExpr) -> None:
         w = self.w
-        fits = w.ins(f"icmp ule i64 {w.ins(f'sub i64 {self.expr(c.value)}, {c.low}')}, {c.high - c.low}")
+        fits = (self.expr(c.value) - c.low).test("ule", c.high - c.low)
         for condition in c.unless:
-            fits = w.ins(f"or i1 {fits}, {w.ins(f'xor i1 {exact.boolean(condition)}, true')}")
+            fits = fits | exact.boolean(condition) ^ True
         w.check(fits, "RuntimeError", f"kernel {self.sig.name} size `{c.text}` is not in the range from {c.low} to {c.high}")
 
     def _put(self, offset: int, ty: str, value: str) -> None:
@@ -146,42 +139,35 @@ class Prepare:
         what = f"kernel {self.sig.name} scalar {a.name}"
         kind = w.at(slot, 0, "i32")
         raw = w.at(slot, 8, "i64")
-        is_int = w.ins(f"icmp eq i32 {kind}, {INT}")
-        is_bool = w.ins(f"icmp eq i32 {kind}, {BOOL}")
-        whole = w.ins(f"or i1 {is_int}, {is_bool}")
+        whole = kind.test("eq", INT) | kind.test("eq", BOOL)
         if dt.is_float:
             self._float_scalar(a, kind, raw, whole, what)
             return
         if dt.is_bool:
-            small = w.ins(f"icmp ule i64 {raw}, 1")
-            w.check(w.ins(f"and i1 {whole}, {small}"), "TypeError", f"{what} expected boolean")
+            w.check(whole & raw.test("ule", 1), "TypeError", f"{what} expected boolean")
         elif dt.bits == 64 and dt.is_unsigned:  # larger values than int64 arrive as a pointer-sized argument
-            wide = w.ins(f"icmp eq i32 {kind}, {POINTER}")
-            w.check(w.ins(f"or i1 {whole}, {wide}"), "TypeError", f"{what} expected integer")
-            fits = w.ins(f"icmp sge i64 {raw}, 0")
-            w.check(w.ins(f"or i1 {fits}, {wide}"), "ValueError", f"{what} expected integer of uint64, from 0")
+            wide = kind.test("eq", POINTER)
+            w.check(whole | wide, "TypeError", f"{what} expected integer")
+            w.check(raw.test("sge", 0) | wide, "ValueError", f"{what} expected integer of uint64, from 0")
         else:
             w.check(whole, "TypeError", f"{what} expected integer")
             low, high = int_range(dt)
             if dt.bits < 64:
-                shifted = w.ins(f"sub i64 {raw}, {low}")
-                inside = w.ins(f"icmp ule i64 {shifted}, {high - low}")
-                w.check(inside, "ValueError", f"{what} expected integer of {dt}, from {low} to {high}")
+                w.check((raw - low).test("ule", high - low), "ValueError",
+                        f"{what} expected integer of {dt}, from {low} to {high}")
         self.scalars[a.var] = raw
         self._put(self.frame.of_arg(a.index), "i64", raw)
 
-    def _float_scalar(self, a: ScalarArg, kind: str, raw: str, whole: str, what: str) -> None:
+    def _float_scalar(self, a: ScalarArg, kind: Value, raw: Value, whole: Value, what: str) -> None:
         w, dt = self.w, a.var.dtype
-        is_float = w.ins(f"icmp eq i32 {kind}, {FLOAT}")
-        w.check(w.ins(f"or i1 {is_float}, {whole}"), "TypeError", f"{what} expected float")
-        value = w.ins(f"select i1 {is_float}, double {w.ins(f'bitcast i64 {raw} to double')}, "
-                      f"double {w.ins(f'sitofp i64 {raw} to double')}")
+        is_float = kind.test("eq", FLOAT)
+        w.check(is_float | whole, "TypeError", f"{what} expected float")
+        value = is_float.select(raw.to("bitcast", "double"), raw.to("sitofp", "double"))
         if dt.bits < 64:
             back = rounded_to(w, dt, value)
-            lost = w.ins(f"fcmp oeq double {w.ins(f'call double @llvm.fabs.f64(double {back})')}, 0x7FF0000000000000")
-            was = w.ins(f"fcmp oeq double {w.ins(f'call double @llvm.fabs.f64(double {value})')}, 0x7FF0000000000000")
-            kept = w.ins(f"xor i1 {lost}, true")
-            good = w.ins(f"or i1 {was}, {kept}") if has_infinity(dt) else kept
+            lost, was = (size_of(x).test("oeq", math.inf) for x in (back, value))
+            kept = lost ^ True
+            good = was | kept if has_infinity(dt) else kept
             w.check(good, "ValueError", f"{what} expected float of {dt}, the value is too large")
             value = back  # the value that host expressions and all targets use
         self.scalars[a.var] = value
@@ -190,10 +176,8 @@ class Prepare:
     def _pointer(self, a: PointerArg, slot: str) -> None:
         w = self.w
         kind, raw = w.at(slot, 0, "i32"), w.at(slot, 8, "ptr")
-        is_tensor = is_a_tensor(w, kind)
-        plain = w.ins(f"icmp ule i32 {kind}, {INT}")
-        address = w.ins(f"or i1 {plain}, {w.ins(f'icmp eq i32 {kind}, {POINTER}')}")
-        w.check(w.ins(f"or i1 {address}, {is_tensor}"), "RuntimeError",
+        is_tensor = is_a_tensor(kind)
+        w.check(kind.test("ule", INT) | kind.test("eq", POINTER) | is_tensor, "RuntimeError",
                 f"kernel {self.sig.name} input {a.name} expected pointer or tensor handle")
         address = w.either(is_tensor, lambda: data_of(w, dltensor_of(w, kind, raw)), lambda: raw, "ptr")
         self.data[a.index] = address
@@ -203,22 +187,18 @@ class Prepare:
         """Check kind, None, rank, dtype and device of a tensor that the program uses."""
         w = self.w
         kind, raw = w.at(slot, 0, "i32"), w.at(slot, 8, "ptr")
-        w.check(w.ins(f"icmp ne i32 {kind}, {NONE}"), "RuntimeError",
-                f"{self.sig.name}.{a.name} is expected to have non-NULL pointer")
+        w.check(kind.test("ne", NONE), "RuntimeError", f"{self.sig.name}.{a.name} is expected to have non-NULL pointer")
         self._handle(a, kind, raw)
 
-    def _handle(self, a: TensorArg, kind: str, raw: str) -> None:
+    def _handle(self, a: TensorArg, kind: Value, raw: str) -> None:
         w, fn = self.w, self.sig.name
-        w.check(is_a_tensor(w, kind), "RuntimeError", f"kernel {fn} input {a.name} expected pointer or tensor handle")
+        w.check(is_a_tensor(kind), "RuntimeError", f"kernel {fn} input {a.name} expected pointer or tensor handle")
         d = dltensor_of(w, kind, raw)
-        w.check(w.ins(f"icmp eq i32 {w.at(d, 16, 'i32')}, {len(a.buffer.shape)}"), "RuntimeError",
+        w.check(w.at(d, 16, "i32").test("eq", len(a.buffer.shape)), "RuntimeError",
                 f"kernel {fn} input {a.name} ndim mismatch, expected {len(a.buffer.shape)}")
         if not is_packed(a.buffer.dtype):
             word = w.at(d, 20, "i32")
-            good = ""
-            for accepted in dtype_bits(a.buffer.dtype):
-                this = w.ins(f"icmp eq i32 {word}, {accepted}")
-                good = w.ins(f"or i1 {good}, {this}") if good else this
+            good = any_of(word.test("eq", accepted) for accepted in dtype_bits(a.buffer.dtype))
             w.check(good, "RuntimeError", f"kernel {fn} input {a.name} dtype mismatch, expected {a.buffer.dtype}")
         self.tensors[a.index] = d
         self.shapes[a.index] = w.at(d, 24, "ptr")
@@ -228,11 +208,9 @@ class Prepare:
     def _device(self, a: TensorArg, d: str) -> None:
         w, fn = self.w, self.sig.name
         kind = w.at(d, 8, "i32")
-        wanted, (first, *others) = _MEMORY[self.launcher.device]
-        good = w.ins(f"icmp eq i32 {kind}, {first}")
-        for other in others:
-            good = w.ins(f"or i1 {good}, {w.ins(f'icmp eq i32 {kind}, {other}')}")
-        w.check(good, "RuntimeError", f"kernel {fn} input {a.name} device_type mismatch, expected {wanted}")
+        wanted, found = _MEMORY[self.launcher.device]
+        w.check(any_of(kind.test("eq", memory) for memory in found), "RuntimeError",
+                f"kernel {fn} input {a.name} device_type mismatch, expected {wanted}")
         if not a.used:
             return
         device = w.at(d, 12, "i32")
@@ -241,14 +219,14 @@ class Prepare:
             self._put(0, "i32", kind)
             self._put(8, "i32", device)
         elif self.launcher.device != CPU:
-            w.check(w.ins(f"icmp eq i32 {device}, {self.device}"), "RuntimeError",
+            w.check(device.test("eq", self.device), "RuntimeError",
                     f"kernel {fn} input {a.name} device_id violates packed ABI constraint")
 
     def _optional_tensor(self, a: TensorArg, slot: str) -> None:
         """Check a tensor that the program never accesses: it may be None, but otherwise must pass the same checks."""
         w = self.w
         kind, raw = w.at(slot, 0, "i32"), w.at(slot, 8, "ptr")
-        self.null[a.index] = w.ins(f"icmp eq i32 {kind}, {NONE}")
+        self.null[a.index] = kind.test("eq", NONE)
         dummy, held = w.slot("i8", 64), w.slot("ptr")
         w.do(f"store ptr {dummy}, ptr {held}")
         with w.when(self.null[a.index], unless=True):
@@ -257,30 +235,27 @@ class Prepare:
         self.tensors[a.index] = w.ins(f"load ptr, ptr {held}")
 
     # ---- shapes, strides, symbols ---------------------------------------------------------------------------------
-    def _extent(self, a: TensorArg, dim: int) -> str:
+    def _extent(self, a: TensorArg, dim: int) -> Value:
         """Logical extent of a dimension as i64 (packed types count values, not bytes)."""
         v = self.w.at(self.shapes[a.index], 8 * dim, "i64")
         return self._in_values(a, v) if is_packed(a.buffer.dtype) and dim == len(a.buffer.shape) - 1 else v
 
-    def _in_values(self, a: TensorArg, v: str) -> str:
+    def _in_values(self, a: TensorArg, v: Value) -> Value:
         """A number of the caller's elements of a packed tensor as a number of values."""
-        w, dt = self.w, a.buffer.dtype
-        word = w.ins(f"zext i32 {w.at(self.tensors[a.index], 20, 'i32')} to i64")
-        bits = w.ins(f"and i64 {w.ins(f'lshr i64 {word}, 8')}, 255")
-        size = w.ins(f"mul i64 {bits}, {w.ins(f'lshr i64 {word}, 16')}")
-        return w.ins(f"udiv i64 {w.ins(f'mul i64 {v}, {size}')}, {dt.bits * dt.lanes}")
+        dt, word = a.buffer.dtype, self.w.at(self.tensors[a.index], 20, "i32").to("zext", "i64")
+        return (v * ((word >> 8 & 255) * (word >> 16))).op("udiv", dt.bits * dt.lanes)
 
-    def _stride(self, a: TensorArg, dim: int) -> str:
+    def _stride(self, a: TensorArg, dim: int) -> Value:
         """Stride of a dimension in elements (of packed types in values); a null stride array means compact strides."""
         base = self.strides[a.index]
-        null = self.w.ins(f"icmp eq ptr {base}, null")
-        step = self.w.either(null, lambda: self._compact(a, dim), lambda: self.w.at(base, 8 * dim, "i64"), "i64")
+        step = self.w.either(base.test("eq", "null"), lambda: self._compact(a, dim),
+                             lambda: self.w.at(base, 8 * dim, "i64"), "i64")
         return self._in_values(a, step) if is_packed(a.buffer.dtype) and dim < len(a.buffer.shape) - 1 else step
 
-    def _compact(self, a: TensorArg, dim: int) -> str:
-        step = "1"
+    def _compact(self, a: TensorArg, dim: int) -> Value:
+        step = self.w.of("i64", "1")
         for d in range(len(a.buffer.shape) - 1, dim, -1):
-            step = self.w.ins(f"mul i64 {step}, {self.w.at(self.shapes[a.index], 8 * d, 'i64')}")
+            step = step * self.w.at(self.shapes[a.index], 8 * d, "i64")
         return step
 
     def _solve(self) -> None:
@@ -296,36 +271,33 @@ class Prepare:
             self._solve_optional()
 
     def _is_empty(self, a: TensorArg) -> None:
-        w = self.w
-        zero = "false"
+        zero = self.w.of("i1", "false")
         for d in range(len(a.buffer.shape)):
-            v = w.at(self.shapes[a.index], 8 * d, "i64")
-            zero = w.ins(f"or i1 {zero}, {w.ins(f'icmp eq i64 {v}, 0')}")
+            zero = zero | self.w.at(self.shapes[a.index], 8 * d, "i64").test("eq", 0)
         self.empty[a.index] = zero
 
-    def _actual(self, site: Any) -> str:
+    def _actual(self, site: Any) -> Value:
         return self._extent(site.arg, site.dim) if site.what == "shape" else self._stride(site.arg, site.dim)
 
     def _message(self, site: Any, why: str = "") -> str:
         text = f"kernel {self.sig.name} input {site.arg.name} {site.what}[{site.dim}] violates packed ABI constraint"
         return text + (f", {why}" if why else f", expected {site.value!r}")
 
-    def _solved(self, step: Solve) -> str:
+    def _solved(self, step: Solve) -> Value:
         w, site = self.w, step.site
         actual = self._actual(site)
         factor, offset = self.expr(step.factor), self.expr(step.offset)
-        value = actual if offset == "0" else w.ins(f"sub i64 {actual}, {offset}")
+        value = actual if offset == "0" else actual - offset
         if factor != "1":
             message = self._message(site, f"{site.value!r} has no whole {step.symbol.name} for it")
             if not factor.lstrip("-").isdigit():
-                w.check(w.ins(f"icmp ne i64 {factor}, 0"), "RuntimeError", message)
-            rest = w.ins(f"srem i64 {value}, {factor}")
-            w.check(w.ins(f"icmp eq i64 {rest}, 0"), "RuntimeError", message)
-            value = w.ins(f"sdiv i64 {value}, {factor}")
+                w.check(factor.test("ne", 0), "RuntimeError", message)
+            w.check(value.op("srem", factor).test("eq", 0), "RuntimeError", message)
+            value = value.op("sdiv", factor)
         self._fits(value, step.symbol, site)
         return value
 
-    def _fits(self, value: str, symbol: Var, site: Any) -> None:
+    def _fits(self, value: Value, symbol: Var, site: Any) -> None:
         """Check that the type of the symbol can represent the value, and that an extent is not negative."""
         w, dt = self.w, symbol.dtype
         low, high = int_range(dt)
@@ -333,24 +305,20 @@ class Prepare:
         why = f"{symbol.name} is {dt}, from {low} to {high}"
         if dt.bits >= 64:
             if low == 0:
-                w.check(w.ins(f"icmp sge i64 {value}, 0"), "RuntimeError", self._message(site, why))
+                w.check(value.test("sge", 0), "RuntimeError", self._message(site, why))
             return
-        shifted = value if low == 0 else w.ins(f"sub i64 {value}, {low}")
-        w.check(w.ins(f"icmp ule i64 {shifted}, {high - low}"), "RuntimeError", self._message(site, why))
+        shifted = value if low == 0 else value - low
+        w.check(shifted.test("ule", high - low), "RuntimeError", self._message(site, why))
 
     def _compare(self, site: Any) -> None:
-        w = self.w
-        actual = self._actual(site)
-        same = w.ins(f"icmp eq i64 {actual}, {self.expr(site.value)}")
+        same = self._actual(site).test("eq", self.expr(site.value))
         if site.what == "strides":
-            same = w.ins(f"or i1 {same}, {self._free_stride(site.arg, site.dim)}")
-        w.check(same, "RuntimeError", self._message(site))
+            same = same | self._free_stride(site.arg, site.dim)
+        self.w.check(same, "RuntimeError", self._message(site))
 
-    def _free_stride(self, a: TensorArg, dim: int) -> str:
+    def _free_stride(self, a: TensorArg, dim: int) -> Value:
         """Whether a stride is irrelevant: that of a dimension of extent 1, or of a tensor without elements."""
-        w = self.w
-        one = w.ins(f"icmp eq i64 {w.at(self.shapes[a.index], 8 * dim, 'i64')}, 1")
-        return w.ins(f"or i1 {one}, {self.empty[a.index]}")
+        return self.w.at(self.shapes[a.index], 8 * dim, "i64").test("eq", 1) | self.empty[a.index]
 
     def _solve_optional(self) -> None:
         """Solve symbols that occur only in tensors that the program never accesses, from any tensor that was passed."""
@@ -384,7 +352,7 @@ class Prepare:
 
     def _reload(self) -> None:
         for v, (value, _) in self.maybe.items():
-            self.scalars[v] = self.w.ins(f"load i64, ptr {value}")
+            self.scalars[v] = self.w.at(value, 0, "i64")
 
     def _set(self, v: Var, value: str) -> None:
         self.w.do(f"store i64 {value}, ptr {self.maybe[v][0]}")
@@ -415,14 +383,12 @@ class Prepare:
         if a.buffer.strides_ is None and len(a.buffer.shape):
             self._compact_strides(a)
         data = data_of(w, self.tensors[a.index])
-        there = w.ins(f"icmp ne ptr {data}, null")
-        w.check(w.ins(f"or i1 {there}, {self.empty[a.index]}"), "RuntimeError",
+        w.check(data.test("ne", "null") | self.empty[a.index], "RuntimeError",
                 f"kernel {fn} input {a.name} data pointer is NULL")
         align = self.launcher.alignment(a)
         if align > 1:
-            low = w.ins(f"and i64 {w.ins(f'ptrtoint ptr {data} to i64')}, {align - 1}")
-            good = w.ins(f"icmp eq i64 {low}, 0")
-            w.check(w.ins(f"or i1 {good}, {self.empty[a.index]}"), "RuntimeError",
+            low = data.to("ptrtoint", "i64") & align - 1
+            w.check(low.test("eq", 0) | self.empty[a.index], "RuntimeError",
                     f"kernel {fn} input {a.name} byte_offset violates packed ABI constraint: its data must be aligned "
                     f"to {align} bytes")
         self._put(self.frame.of_arg(a.index), "ptr", data)
@@ -431,12 +397,11 @@ class Prepare:
     def _compact_strides(self, a: TensorArg) -> None:
         w, fn = self.w, self.sig.name
         base = self.strides[a.index]
-        with w.when(w.ins(f"icmp eq ptr {base}, null"), unless=True):
-            step = "1"
+        with w.when(base.test("eq", "null"), unless=True):
+            step = w.of("i64", "1")
             for d in range(len(a.buffer.shape) - 1, -1, -1):
-                same = w.ins(f"icmp eq i64 {w.at(base, 8 * d, 'i64')}, {step}")
-                w.check(w.ins(f"or i1 {same}, {self._free_stride(a, d)}"), "RuntimeError",
+                w.check(w.at(base, 8 * d, "i64").test("eq", step) | self._free_stride(a, d), "RuntimeError",
                         f"kernel {fn} input {a.name} strides[{d}] violates packed ABI constraint "
                         f"({fn}.{a.name}.strides: expected to be compact array, but got non-compact strides)")
                 if d:
-                    step = w.ins(f"mul i64 {step}, {w.at(self.shapes[a.index], 8 * d, 'i64')}")
+                    step = step * w.at(self.shapes[a.index], 8 * d, "i64")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from tilelang.ir import Var, dtype
+from tilelang.target.llvm_values import Value
 
 from .llvm_text import Writer
 from .signature import ScalarArg, Signature, TensorArg
@@ -34,7 +35,7 @@ class Frame:
     def of_symbol(self, k: int) -> int:
         return 8 * (2 + len(self.sig.args) + k)
 
-    def values(self, w: Writer, frame: str) -> dict[Var, str]:
+    def values(self, w: Writer, frame: str) -> dict[Var, Value]:
         """Scalars and symbols loaded from a frame: i64, or double for float scalars."""
         out = {a.var: w.at(frame, self.of_arg(a.index), "double" if a.var.dtype.is_float else "i64")
                for a in self.sig.args if isinstance(a, ScalarArg)}
@@ -62,20 +63,19 @@ class Launcher(Protocol):
         """Body of `launch`: %frame holds the values; w.check raises."""
 
 
-def is_a_tensor(w: Writer, kind: str) -> str:
+def is_a_tensor(kind: Value) -> Value:
     """Whether an argument of this type (i32) is a tensor."""
-    return w.ins(f"or i1 {w.ins(f'icmp eq i32 {kind}, {TENSOR}')}, {w.ins(f'icmp eq i32 {kind}, {DLTENSOR}')}")
+    return kind.test("eq", TENSOR) | kind.test("eq", DLTENSOR)
 
 
-def dltensor_of(w: Writer, kind: str, raw: str) -> str:
+def dltensor_of(w: Writer, kind: Value, raw: str) -> Value:
     """Address of the DLTensor of a tensor argument."""
-    offset = w.ins(f"select i1 {w.ins(f'icmp eq i32 {kind}, {TENSOR}')}, i64 {OBJECT_TO_DLTENSOR}, i64 0")
-    return w.ins(f"getelementptr i8, ptr {raw}, i64 {offset}")
+    return w.place(raw, kind.test("eq", TENSOR).select(OBJECT_TO_DLTENSOR, 0, "i64"))
 
 
-def data_of(w: Writer, d: str) -> str:
+def data_of(w: Writer, d: str) -> Value:
     """Address of the first element of a DLTensor."""
-    return w.ins(f"getelementptr i8, ptr {w.at(d, 0, 'ptr')}, i64 {w.at(d, 40, 'i64')}")
+    return w.place(w.at(d, 0, "ptr"), w.at(d, 40, "i64"))
 
 
 def dtype_bits(dt: dtype) -> list[int]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilelang.ir import Buffer, Expr, Var
+from tilelang.target.llvm_values import Value
 
 from .host_checks import Prepare
 from .host_frame import CPU, NONE, TENSOR, Frame, Launcher, allocated_bits, data_of, dltensor_of, is_a_tensor
@@ -40,14 +41,14 @@ class Wrapper:
         w, sig = self.w, self.sig
         extra = {"call": 0, "full": len(sig.outputs), "check": 1}[self.mode]
         count = len(sig.inputs) + extra
-        w.check(w.ins(f"icmp eq i32 %n, {count}"), "ValueError", f"{sig.name}: num_args should be {count}")
+        w.check(w.of("i32", "%n").test("eq", count), "ValueError", f"{sig.name}: num_args should be {count}")
         frame = w.slot("i64", self.frame.size)
         if not any(isinstance(a, TensorArg) and a.used for a in sig.inputs):
             w.put(frame, 0, "i32", str(CPU))
             w.put(frame, 8, "i32", w.ins("load i32, ptr @tl_default_device"))
         self._forward(w.ins(f"call i32 @{prepare}(ptr %args, ptr {frame})"))
         end = 16 * len(sig.inputs)
-        outs: list[str] = []
+        outs: list[Value] = []
         if self.mode == "check":
             self._report(frame, w.at("%args", end + 8, "ptr"))
         elif self.mode == "full":
@@ -70,7 +71,7 @@ class Wrapper:
         """In "full": take an output that the runtime has allocated, and check only that it is a tensor."""
         w = self.w
         kind, raw = w.at("%args", at, "i32"), w.at("%args", at + 8, "ptr")
-        w.check(is_a_tensor(w, kind), "RuntimeError",
+        w.check(is_a_tensor(kind), "RuntimeError",
                 f"kernel {self.sig.name} input {a.name} expected pointer or tensor handle")
         d = dltensor_of(w, kind, raw)
         w.put(frame, self.frame.of_arg(a.index), "ptr", data_of(w, d))
@@ -78,7 +79,7 @@ class Wrapper:
             w.put(frame, 0, "i32", w.at(d, 8, "i32"))
             w.put(frame, 8, "i32", w.at(d, 12, "i32"))
 
-    def _dims(self, frame: str) -> list[list[str]]:
+    def _dims(self, frame: str) -> list[list[Value]]:
         expr = HostExpr(self.w, self.frame.values(self.w, frame), self.sig.name)
         return [[expr(d) for d in a.buffer.shape] for a in self.sig.outputs]
 
@@ -89,7 +90,7 @@ class Wrapper:
         for k, v in enumerate(values):
             w.put(target, 8 * k, "i64", v)
 
-    def _allocate(self, frame: str) -> list[str]:
+    def _allocate(self, frame: str) -> list[Value]:
         """Allocate outputs through the caller's framework, on the device of the first tensor input."""
         w, handles = self.w, []
         if not self.sig.outputs:
@@ -100,8 +101,7 @@ class Wrapper:
             shape, proto, held = w.slot("i64", n), w.slot("i64", 6), w.slot("ptr")
             for k, v in enumerate(dims):
                 if not v.isdigit():
-                    w.check(w.ins(f"icmp sge i64 {v}, 0"), "RuntimeError",
-                            f"kernel {self.sig.name} output {a.name} shape[{k}] is negative")
+                    w.check(v.test("sge", 0), "RuntimeError", f"kernel {self.sig.name} output {a.name} shape[{k}] is negative")
                 w.put(shape, 8 * k, "i64", v)
             for offset, ty, value in ((0, "ptr", "null"), (8, "i32", device[0]), (12, "i32", device[1]),
                                       (16, "i32", str(n)), (20, "i32", str(allocated_bits(a.buffer.dtype))),
@@ -113,20 +113,20 @@ class Wrapper:
             handles.append(handle)
             data, skip = w.at(handle, 24, "ptr"), w.at(handle, 64, "i64")
             self._has_memory(a, data, dims)
-            w.put(frame, self.frame.of_arg(a.index), "ptr", w.ins(f"getelementptr i8, ptr {data}, i64 {skip}"))
+            w.put(frame, self.frame.of_arg(a.index), "ptr", w.place(data, skip))
         return handles
 
-    def _has_memory(self, a: TensorArg, data: str, dims: list[str]) -> None:
+    def _has_memory(self, a: TensorArg, data: Value, dims: list[Value]) -> None:
         """Reject an output without memory, which torch's FakeTensorMode allocates."""
         w = self.w
-        good = w.ins(f"icmp ne ptr {data}, null")
+        good = data.test("ne", "null")
         for v in dims:
             if v == "0" or not v.isdigit():
-                good = w.ins(f"or i1 {good}, {w.ins(f'icmp eq i64 {v}, 0')}")
+                good = good | v.test("eq", 0)
         w.check(good, "RuntimeError", f"kernel {self.sig.name} output {a.name} data pointer is NULL: the framework allocated a "
                 "tensor without memory (a fake or meta tensor)")
 
-    def _return(self, outs: list[str]) -> None:
+    def _return(self, outs: list[Value]) -> None:
         w = self.w
         if len(outs) > 1:
             anys = w.slot("i64", 2 * len(outs))

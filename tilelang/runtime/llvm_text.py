@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import Expr, Var, dtype
 from tilelang.ir.dtype import SCALE
+from tilelang.target.llvm_values import Value, float_literal
 
 register("host-expression", NotImplementedError, "host code (before T.Kernel) uses something only a kernel can do",
          "move it into the T.Kernel block", expected="an expression that the host can compute")
@@ -39,46 +42,47 @@ _SMALL: dict[str, tuple[int, int, float, int | None, int]] = {
     "float8_e4m3fnuz": (3, -7, 240.0, None, 0x80), "float8_e5m2fnuz": (2, -15, 57344.0, None, 0x80)}
 
 
-def rounded_to(w: Writer, dt: dtype, value: str) -> str:
+def size_of(x: Value) -> Value:
+    """The absolute value of a double."""
+    return Value.of(x.let(f"call double @llvm.fabs.f64(double {x})"), "double", x.let)
+
+
+def _signed(size: Any, x: Value) -> Value:
+    """A double with the sign of x."""
+    return Value.of(x.let(f"call double @llvm.copysign.f64(double {size}, double {x})"), "double", x.let)
+
+
+def rounded_to(w: Writer, dt: dtype, value: str) -> Value:
     """A double rounded to nearest even to a value of the float type dt, as a double; beyond its range, infinity.
 
     The types of _SMALL are done in double arithmetic: adding and taking away 1.5 * 2**52 units of the last place rounds
     to whole units.
     """
+    x = w.of("double", value)
     if dt.bits >= 64:
-        return value
+        return x
     if dt.base == SCALE:
-        return _scale_of(w, value)
+        return _scale_of(x)
     if dt.base not in _SMALL:
-        ty = scalar_type(dt)
-        return w.ins(f"fpext {ty} {w.ins(f'fptrunc double {value} to {ty}')} to double")
-    fraction, least_exponent, greatest, _, _ = _SMALL[dt.base]
-    size = w.ins(f"call double @llvm.fabs.f64(double {value})")
-    finite = w.ins(f"fcmp olt double {size}, 0x7FF0000000000000")
-    exponent = w.ins(f"lshr i64 {w.ins(f'bitcast double {size} to i64')}, 52")
-    least = w.ins(f"icmp ugt i64 {exponent}, {1023 + least_exponent}")  # below the least normal number the unit stays
-    exponent = w.ins(f"select i1 {least}, i64 {exponent}, i64 {1023 + least_exponent}")
-    shifted = w.ins(f"shl i64 {w.ins(f'add i64 {exponent}, {52 - fraction}')}, 52")
-    big = w.ins(f"bitcast i64 {w.ins(f'or i64 {shifted}, {1 << 51}')} to double")
-    near = w.ins(f"fsub double {w.ins(f'fadd double {value}, {big}')}, {big}")
-    near = w.ins(f"call double @llvm.copysign.f64(double {near}, double {value})")  # -0.0 stays
-    near_size = w.ins(f"call double @llvm.fabs.f64(double {near})")
-    beyond = w.ins(f"fcmp ogt double {near_size}, {double_text(greatest)}")
-    infinite = w.ins(f"call double @llvm.copysign.f64(double 0x7FF0000000000000, double {value})")
-    near = w.ins(f"select i1 {beyond}, double {infinite}, double {near}")
-    return w.ins(f"select i1 {finite}, double {near}, double {value}")
+        return x.to("fptrunc", scalar_type(dt)).to("fpext", "double")
+    fraction, least, greatest, _, _ = _SMALL[dt.base]
+    size = size_of(x)
+    finite = size.test("olt", math.inf)
+    exponent = size.to("bitcast", "i64") >> 52
+    exponent = exponent.test("ugt", 1023 + least).select(exponent, 1023 + least)  # below the least normal number the unit stays
+    big = (exponent + (52 - fraction) << 52 | 1 << 51).to("bitcast", "double")
+    near = _signed(x + big - big, x)  # -0.0 stays
+    beyond = size_of(near).test("ogt", greatest)
+    return finite.select(beyond.select(_signed(float_literal(math.inf), x), near), x)
 
 
-def _scale_of(w: Writer, value: str) -> str:
-    """|value| rounded up to a power of two, at least 2**-127; beyond 2**127 infinity, NaN stays."""
-    size = w.ins(f"call double @llvm.fabs.f64(double {value})")
-    up = w.ins(f"add i64 {w.ins(f'bitcast double {size} to i64')}, {(1 << 52) - 1}")
-    power = w.ins(f"bitcast i64 {w.ins(f'and i64 {up}, {-1 << 52}')} to double")
-    least = w.ins(f"fcmp olt double {power}, {double_text(2.0 ** -127)}")
-    power = w.ins(f"select i1 {least}, double {double_text(2.0 ** -127)}, double {power}")
-    beyond = w.ins(f"fcmp ogt double {power}, {double_text(2.0 ** 127)}")
-    power = w.ins(f"select i1 {beyond}, double 0x7FF0000000000000, double {power}")
-    return w.ins(f"select i1 {w.ins(f'fcmp uno double {value}, {value}')}, double {value}, double {power}")
+def _scale_of(x: Value) -> Value:
+    """|x| rounded up to a power of two, at least 2**-127; beyond 2**127 infinity, NaN stays."""
+    up = size_of(x).to("bitcast", "i64") + ((1 << 52) - 1)
+    power = (up & -1 << 52).to("bitcast", "double")
+    power = power.test("olt", 2.0 ** -127).select(2.0 ** -127, power)
+    power = power.test("ogt", 2.0 ** 127).select(math.inf, power)
+    return x.is_nan().select(x, power)
 
 
 def has_infinity(dt: dtype) -> bool:
@@ -88,37 +92,26 @@ def has_infinity(dt: dtype) -> bool:
     return dt.base not in _SMALL or _SMALL[dt.base][3] is not None
 
 
-def code_of(w: Writer, dt: dtype, value: str) -> tuple[str, str]:
+def code_of(w: Writer, dt: dtype, value: str) -> tuple[str, Value]:
     """(integer type, bits) of a value of a type of _SMALL, or a scale, that is held in a double."""
+    x = w.of("double", value)
     if dt.base == SCALE:
-        bits = w.ins(f"bitcast double {value} to i64")
-        power = w.ins(f"sub i64 {w.ins(f'lshr i64 {bits}, 52')}, {1023 - 127}")
-        code = w.ins(f"select i1 {w.ins(f'fcmp uno double {value}, {value}')}, i64 255, i64 {power}")
-        return "i8", w.ins(f"trunc i64 {code} to i8")
-    fraction, least_exponent, _, infinity, nan = _SMALL[dt.base]
-    ty = f"i{dt.bits}"
-    size = w.ins(f"call double @llvm.fabs.f64(double {value})")
-    top = w.ins(f"lshr i64 {w.ins(f'bitcast double {size} to i64')}, {52 - fraction}")
-    normal = w.ins(f"sub i64 {top}, {1022 + least_exponent << fraction}")
-    units = w.ins(f"fmul double {size}, {double_text(2.0 ** (fraction - least_exponent))}")
-    low = w.ins(f"fcmp olt double {size}, {double_text(2.0 ** least_exponent)}")
-    small = w.ins(f"select i1 {low}, double {units}, double 0.0")
-    code = w.ins(f"select i1 {low}, i64 {w.ins(f'fptoui double {small} to i64')}, i64 {normal}")
+        power = (x.to("bitcast", "i64") >> 52) - (1023 - 127)
+        return "i8", x.is_nan().select(255, power).to("trunc", "i8")
+    fraction, least, _, infinity, nan = _SMALL[dt.base]
+    size = size_of(x)
+    normal = (size.to("bitcast", "i64") >> 52 - fraction) - (1022 + least << fraction)
+    units = size * 2.0 ** (fraction - least)
+    low = size.test("olt", 2.0 ** least)
+    code = low.select(low.select(units, "0.0").to("fptoui", "i64"), normal)
     if infinity is not None:
-        is_infinite = w.ins(f"fcmp oeq double {size}, 0x7FF0000000000000")
-        code = w.ins(f"select i1 {is_infinite}, i64 {infinity}, i64 {code}")
-    negative = w.ins(f"icmp slt i64 {w.ins(f'bitcast double {value} to i64')}, 0")
+        code = size.test("oeq", math.inf).select(infinity, code)
+    negative = x.to("bitcast", "i64").test("slt", 0)
     if nan == 0x80:  # these types have one zero
-        negative = w.ins(f"and i1 {negative}, {w.ins(f'icmp ne i64 {code}, 0')}")
-    sign = w.ins(f"select i1 {negative}, i64 {1 << dt.bits - 1}, i64 0")
-    is_nan = w.ins(f"fcmp uno double {value}, {value}")
-    code = w.ins(f"select i1 {is_nan}, i64 {nan}, i64 {w.ins(f'or i64 {code}, {sign}')}")
-    return ty, w.ins(f"trunc i64 {code} to {ty}")
-
-
-def double_text(value: float) -> str:
-    """A double as LLVM writes it exactly."""
-    return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
+        negative = negative & code.test("ne", 0)
+    sign = negative.select(1 << dt.bits - 1, 0, "i64")
+    code = x.is_nan().select(nan, code | sign)
+    return f"i{dt.bits}", code.to("trunc", f"i{dt.bits}")
 
 
 def scalar_type(dt: dtype) -> str:
@@ -132,6 +125,11 @@ def scalar_type(dt: dtype) -> str:
     if dt.base in _FLOATS:
         return _FLOATS[dt.base]
     raise error("host-expression", f"a host scalar of type ‹{dt}› is not available", expected="a type of the host")
+
+
+def any_of(conditions: Iterable[Value]) -> Value:
+    """Whether one of some conditions holds, all of which are computed."""
+    return functools.reduce(operator.or_, conditions)
 
 
 def text_of(e: Expr) -> str:
@@ -164,11 +162,15 @@ class Writer:
         self._count += 1
         return f"{stem}{self._count}"
 
-    def ins(self, text: str) -> str:
-        """A new value."""
-        v = "%" + self.name()
+    def ins(self, text: str, ty: str = "") -> Value:
+        """A new value of type ty, which operators need."""
+        v = Value.of("%" + self.name(), ty, self.ins)
         self.lines.append(f"  {v} = {text}")
         return v
+
+    def of(self, ty: str, text: str) -> Value:
+        """An operand as a value with operators."""
+        return Value.of(text, ty, self.ins)
 
     def do(self, text: str) -> None:
         self.lines.append(f"  {text}")
@@ -229,9 +231,9 @@ class Writer:
 
     def unless_0(self, rc: str) -> AbstractContextManager[None]:
         """What is written inside runs where an i32 is not 0, which is unlikely."""
-        return self.when(self.ins(f"icmp eq i32 {rc}, 0"), unless=True, likely=True)
+        return self.when(self.of("i32", rc).test("eq", 0), unless=True, likely=True)
 
-    def either(self, cond: str, then: Callable[[], str], other: Callable[[], str], ty: str) -> str:
+    def either(self, cond: str, then: Callable[[], str], other: Callable[[], str], ty: str) -> Value:
         """The value that `then` writes where cond holds, and that of `other` where it does not."""
         yes, no, join = self.name("yes"), self.name("no"), self.name("join")
         self.branch(cond, yes, no)
@@ -241,7 +243,7 @@ class Writer:
             found.append(f"[ {value()}, %{self.block} ]")
             self.jump(join)
         self.begin(join)
-        return self.ins(f"phi {ty} {', '.join(found)}") if ty else ""
+        return self.ins(f"phi {ty} {', '.join(found)}", ty) if ty else self.of(ty, "")
 
     def check(self, cond: str, kind: str, message: str) -> None:
         """Raise kind(message) in the caller unless cond."""
@@ -265,14 +267,18 @@ class Writer:
         """From here on a failure drops the object."""
         self.cleanup.append(lambda: self.do(f"call i32 @TVMFFIObjectDecRef(ptr {handle})"))
 
-    def at(self, base: str, offset: int, ty: str) -> str:
+    def place(self, base: str, offset: Any, element: str = "i8") -> Value:
+        """The address of an element; of the one at base without an instruction, if `offset` is the number 0."""
+        if offset == 0:
+            return self.of("ptr", base)
+        return self.ins(f"getelementptr {element}, ptr {base}, i64 {offset}", "ptr")
+
+    def at(self, base: str, offset: int, ty: str) -> Value:
         """Load of `ty` at base + offset bytes."""
-        p = base if offset == 0 else self.ins(f"getelementptr i8, ptr {base}, i64 {offset}")
-        return self.ins(f"load {ty}, ptr {p}")
+        return self.ins(f"load {ty}, ptr {self.place(base, offset)}", ty)
 
     def put(self, base: str, offset: int, ty: str, value: str) -> None:
-        p = base if offset == 0 else self.ins(f"getelementptr i8, ptr {base}, i64 {offset}")
-        self.do(f"store {ty} {value}, ptr {p}")
+        self.do(f"store {ty} {value}, ptr {self.place(base, offset)}")
 
     def function(self, name: str, parameters: str, linkage: str = "", result: str = "i32") -> str:
         """The finished text of `result name(parameters)`."""
@@ -288,37 +294,35 @@ class Writer:
 class HostExpr:
     """Host expressions to LLVM values.
 
-    values: Var -> (type, value).  Integers are kept as i64, floats as double; with wrap, each integer operation is
+    values: Var -> operand.  Integers are kept as i64, floats as double; with wrap, each integer operation is
     brought back to the width of its type, without it (shapes, grids) arithmetic is 64 bits wide.
     """
 
-    def __init__(self, w: Writer, values: dict[Var, str], fn: str, wrap: bool = False) -> None:
+    def __init__(self, w: Writer, values: Mapping[Var, str], fn: str, wrap: bool = False) -> None:
         self.w, self.values, self.fn, self.wrap = w, values, fn, wrap
 
-    def __call__(self, e: Any) -> str:
+    def __call__(self, e: Any) -> Value:
         if isinstance(e, int):
-            return str(e)
+            return self.w.of("i64", str(e))
         method = getattr(self, "_" + type(e).__name__.lower(), None)
         if method is None:
             raise error("host-expression", f"‹`{e!r}`› cannot be computed on the host", span=getattr(e, "span", None))
-        return method(e)
+        return self.w.of("double" if e.dtype.is_float else "i64", method(e))
 
-    def boolean(self, e: Expr) -> str:
+    def boolean(self, e: Expr) -> Value:
         """Value of a condition as i1."""
-        v = self(e)
-        return self._to_bit(v, e.dtype)
+        return self._to_bit(self(e))
 
-    def _to_bit(self, v: str, dt: dtype) -> str:
+    def _to_bit(self, v: Value) -> Value:
         if v in ("0", "1"):
-            return "false" if v == "0" else "true"
-        return self.w.ins(f"fcmp une double {v}, 0.0") if dt.is_float else self.w.ins(f"icmp ne i64 {v}, 0")
+            return self.w.of("i1", "false" if v == "0" else "true")
+        return v.test("une", "0.0") if v.ty == "double" else v.test("ne", 0)
 
-    def _fit(self, v: str, dt: dtype, force: bool = False) -> str:
+    def _fit(self, v: Value, dt: dtype, force: bool = False) -> Value:
         """v modulo the width of an integer type."""
         if dt.is_bool or dt.bits >= 64 or not (self.wrap or force):
             return v
-        narrow = self.w.ins(f"trunc i64 {v} to i{dt.bits}")
-        return self.w.ins(f"{'zext' if dt.is_unsigned else 'sext'} i{dt.bits} {narrow} to i64")
+        return v.to("trunc", f"i{dt.bits}").to("zext" if dt.is_unsigned else "sext", "i64")
 
     def _var(self, e: Var) -> str:
         if e not in self.values:
@@ -327,121 +331,101 @@ class HostExpr:
         return self.values[e]
 
     def _const(self, e: Any) -> str:
-        if e.dtype.is_float:
-            return double_text(float(e.value))
-        return str(int(e.value))
+        return float_literal(float(e.value), True) if e.dtype.is_float else str(int(e.value))
 
-    def _cast(self, e: Any) -> str:
+    def _cast(self, e: Any) -> Value:
         v, a, b = self(e.value), e.value.dtype, e.dtype
         if b.is_bool:
-            return self.w.ins(f"zext i1 {self._to_bit(v, a)} to i64")
+            return self._to_bit(v).to("zext", "i64")
         if b.is_float:
-            if not a.is_float:
-                v = self.w.ins(f"{'uitofp' if a.is_unsigned else 'sitofp'} i64 {v} to double")
-            return rounded_to(self.w, b, v)
-        if a.is_float:
-            v = self._saturated(v, b)
-        return self._fit(v, b, force=b.bits < a.bits)
+            return rounded_to(self.w, b, v if a.is_float else v.to("uitofp" if a.is_unsigned else "sitofp", "double"))
+        return self._fit(self._saturated(v, b) if a.is_float else v, b, force=b.bits < a.bits)
 
-    def _saturated(self, v: str, dt: dtype) -> str:
+    def _saturated(self, v: Value, dt: dtype) -> Value:
         """A double cut to an integer of dt: beyond the range its nearest end, NaN zero."""
         name = f"i{dt.bits} @llvm.fpto{'u' if dt.is_unsigned else 's'}i.sat.i{dt.bits}.f64"
         if (line := f"declare {name}(double)") not in self.w.globals:
             self.w.globals.append(line)
-        v = self.w.ins(f"call {name}(double {v})")
-        return v if dt.bits == 64 else self.w.ins(f"{'zext' if dt.is_unsigned else 'sext'} i{dt.bits} {v} to i64")
+        v = self.w.ins(f"call {name}(double {v})", f"i{dt.bits}")
+        return v if dt.bits == 64 else v.to("zext" if dt.is_unsigned else "sext", "i64")
 
-    def _unary(self, e: Any) -> str:
+    def _unary(self, e: Any) -> Value:
         v = self(e.a)
         if e.op == "not":
-            return self.w.ins(f"xor i64 {v}, 1")
+            return v ^ 1
         if e.op == "bitnot":
-            return self._fit(self.w.ins(f"xor i64 {v}, -1"), e.dtype)
-        return self.w.ins(f"fneg double {v}") if e.dtype.is_float else self._fit(self.w.ins(f"sub i64 0, {v}"), e.dtype)
+            return self._fit(v ^ -1, e.dtype)
+        return -v if e.dtype.is_float else self._fit(0 - v, e.dtype)
 
-    def _select(self, e: Any) -> str:
-        if not e.lazy:
-            return self.w.ins(f"select i1 {self.boolean(e.cond)}, {self._ty(e.dtype)} {self(e.a)}, "
-                              f"{self._ty(e.dtype)} {self(e.b)}")
-        return self.w.either(self.boolean(e.cond), lambda: self(e.a), lambda: self(e.b), self._ty(e.dtype))
+    def _select(self, e: Any) -> Value:
+        cond = self.boolean(e.cond)
+        return self.w.either(cond, lambda: self(e.a), lambda: self(e.b), "double" if e.dtype.is_float else "i64") if e.lazy \
+            else cond.select(self(e.a), self(e.b))
 
-    def _ty(self, dt: dtype) -> str:
-        return "double" if dt.is_float else "i64"
-
-    def _binary(self, e: Any) -> str:
+    def _binary(self, e: Any) -> Value:
         if e.op in ("and", "or"):
             first = self.boolean(e.a)
 
-            def second() -> str:
-                return self.w.ins(f"zext i1 {self.boolean(e.b)} to i64")
+            def second() -> Value:
+                return self.boolean(e.b).to("zext", "i64")
 
             return (self.w.either(first, second, lambda: "0", "i64") if e.op == "and" else
                     self.w.either(first, lambda: "1", second, "i64"))
         a, b, dt = self(e.a), self(e.b), e.a.dtype
         return self._float(e.op, a, b, dt) if dt.is_float else self._int(e.op, a, b, dt, e)
 
-    def _float(self, op: str, a: str, b: str, dt: dtype) -> str:
+    def _float(self, op: str, a: Value, b: Value, dt: dtype) -> Value:
         compare = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}.get(op)
         if compare:
-            return self.w.ins(f"zext i1 {self.w.ins(f'fcmp {compare} double {a}, {b}')} to i64")
+            return a.test(compare, b).to("zext", "i64")
         if op in ("min", "max"):
-            better = self.w.ins(f"fcmp {'ult' if op == 'min' else 'ugt'} double {a}, {b}")
-            usable = self.w.ins(f"fcmp ord double {a}, 0.0")
-            other_nan = self.w.ins(f"fcmp uno double {b}, 0.0")
-            take = self.w.ins(f"or i1 {self.w.ins(f'and i1 {better}, {usable}')}, {other_nan}")
-            return self.w.ins(f"select i1 {take}, double {a}, double {b}")
-        name = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}[op]
-        return rounded_to(self.w, dt, self.w.ins(f"{name} double {a}, {b}"))
+            better = a.test("ult" if op == "min" else "ugt", b)
+            usable = a.test("ord", "0.0")
+            other_nan = b.test("uno", "0.0")
+            return (better & usable | other_nan).select(a, b)
+        return rounded_to(self.w, dt, a.op({"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}[op], b))
 
-    def _int(self, op: str, a: str, b: str, dt: dtype, e: Any) -> str:
-        w, s = self.w, "u" if dt.is_unsigned else "s"
+    def _int(self, op: str, a: Value, b: Value, dt: dtype, e: Any) -> Value:
+        s = "u" if dt.is_unsigned else "s"
         if op in ("eq", "ne", "lt", "le", "gt", "ge"):
-            pred = op if op in ("eq", "ne") else s + op
-            return w.ins(f"zext i1 {w.ins(f'icmp {pred} i64 {a}, {b}')} to i64")
+            return a.test(op if op in ("eq", "ne") else s + op, b).to("zext", "i64")
         if op in ("min", "max"):
-            take = w.ins(f"icmp {s}{'lt' if op == 'min' else 'gt'} i64 {a}, {b}")
-            return w.ins(f"select i1 {take}, i64 {a}, i64 {b}")
+            return a.test(f"{s}{'lt' if op == 'min' else 'gt'}", b).select(a, b)
         if op in ("floordiv", "floormod", "truncdiv", "truncmod", "div"):
             return self._fit(self._divide(op, a, b, s, e), dt)
         if op in ("shl", "shr"):
             return self._fit(self._shift(op, a, b, dt), dt)
         name = {"add": "add", "sub": "sub", "mul": "mul", "bitand": "and", "bitor": "or", "bitxor": "xor"}[op]
-        return self._fit(w.ins(f"{name} i64 {a}, {b}"), dt)
+        return self._fit(a.op(name, b), dt)
 
-    def _shift(self, op: str, a: str, b: str, dt: dtype) -> str:
+    def _shift(self, op: str, a: Value, b: Value, dt: dtype) -> Value:
         """a << b or a >> b: the amount counts as unsigned, and all bits but a sign go where it is the width or more."""
         name = "shl" if op == "shl" else "lshr" if dt.is_unsigned else "ashr"
         if b.lstrip("-").isdigit():  # transform/check/check_operands.py rejects constants outside the type
-            return self.w.ins(f"{name} i64 {a}, {b}")
-        inside = self.w.ins(f"icmp ult i64 {b}, {dt.bits}")
-        moved = self.w.ins(f"{name} i64 {a}, {self.w.ins(f'select i1 {inside}, i64 {b}, i64 63')}")
-        return moved if name == "ashr" else self.w.ins(f"select i1 {inside}, i64 {moved}, i64 0")
+            return a.op(name, b)
+        inside = b.test("ult", dt.bits)
+        moved = a.op(name, inside.select(b, 63))
+        return moved if name == "ashr" else inside.select(moved, 0)
 
-    def _divide(self, op: str, a: str, b: str, s: str, e: Any) -> str:
-        w = self.w
-        if not b.lstrip("-").isdigit():
-            w.check(w.ins(f"icmp ne i64 {b}, 0"), "RuntimeError", f"{self.fn}: division by zero in `{text_of(e)}`")
+    def _divide(self, op: str, a: Value, b: Value, s: str, e: Any) -> Value:
+        known = b.lstrip("-").isdigit()
+        if not known:
+            self.w.check(b.test("ne", 0), "RuntimeError", f"{self.fn}: division by zero in `{text_of(e)}`")
         elif b == "0":
             raise error("host-expression", f"division by zero in `{e!r}`",
                         expected="a divisor other than 0", found="0", span=e.span)
         if s == "u":
-            return w.ins(f"{'urem' if op.endswith('mod') else 'udiv'} i64 {a}, {b}")
-        if not b.lstrip("-").isdigit():  # the least integer divided by -1 traps: that quotient is a negation
-            minus = w.ins(f"icmp eq i64 {b}, -1")
-            safe = w.ins(f"select i1 {minus}, i64 1, i64 {b}")
-            negated = w.ins(f"sub i64 0, {a}")
-            top = w.ins(f"select i1 {minus}, i64 {negated}, i64 {a}")
-        else:
-            safe, top = b, a
-        q = w.ins(f"sdiv i64 {top}, {safe}")
+            return a.op("urem" if op.endswith("mod") else "udiv", b)
+        safe, top = b, a
+        if not known:  # the least integer divided by -1 traps: that quotient is a negation
+            minus = b.test("eq", -1)
+            safe = minus.select(1, b)
+            top = minus.select(0 - a, a)
+        q = top.op("sdiv", safe)
         if op in ("truncdiv", "div"):
             return q
-        r = w.ins(f"sub i64 {a}, {w.ins(f'mul i64 {q}, {b}')}")
+        r = a - q * b
         if op == "truncmod":
             return r
-        odd = w.ins(f"icmp ne i64 {r}, 0")
-        signs = w.ins(f"icmp slt i64 {w.ins(f'xor i64 {r}, {b}')}, 0")
-        down = w.ins(f"and i1 {odd}, {signs}")
-        if op == "floordiv":
-            return w.ins(f"sub i64 {q}, {w.ins(f'zext i1 {down} to i64')}")
-        return w.ins(f"add i64 {r}, {w.ins(f'select i1 {down}, i64 {b}, i64 0')}")
+        down = r.test("ne", 0) & (r ^ b).test("slt", 0)
+        return q - down.to("zext", "i64") if op == "floordiv" else r + down.select(b, 0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from tilelang.ir import dtype
 from tilelang.ir.dtype import SCALE, float_min
+from tilelang.target.llvm_values import Value, operand_text
 
 from .text import Fn, is_literal
-from .types import float_literal, intrinsic, literal, rounded, splat, value_type
+from .types import intrinsic, literal, rounded, value_type
 
 _INT = {"add": "add", "sub": "sub", "mul": "mul", "bitand": "and", "bitor": "or", "bitxor": "xor", "shl": "shl"}
 _FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
@@ -31,7 +32,7 @@ def binary(f: Fn, op: str, a: str, b: str, dt: dtype, flags: str = "") -> str:
         return f.let(f"{'lshr' if dt.is_unsigned else 'ashr'} {ty} {a}, {b}")
     if op in ("min", "max"):
         return intrinsic(f, f"llvm.{'u' if dt.is_unsigned or dt.is_bool else 's'}{op}", ty, a, b)
-    return _divide(f, op, a, b, ty, dt)
+    return _divide(f, op, f.of(ty, a), f.of(ty, b), dt)
 
 
 def any_shift(f: Fn, op: str, a: str, b: str, dt: dtype) -> str:
@@ -39,52 +40,39 @@ def any_shift(f: Fn, op: str, a: str, b: str, dt: dtype) -> str:
 
     It counts as unsigned, and all bits but a sign go where it is too large.
     """
-    ty, most = value_type(dt), splat(str(dt.bits - 1), value_type(dt))
-    by = intrinsic(f, "llvm.umin", ty, b, most)
-    moved = binary(f, op, a, by, dt)
-    if op == "shr" and dt.is_signed:
-        return moved
-    inside = f.let(f"icmp ule {ty} {b}, {most}")
-    return f.let(f"select {value_type(dtype('bool').with_lanes(dt.lanes))} {inside}, {ty} {moved}, {ty} {splat('0', ty)}")
+    ty, x = value_type(dt), f.of(value_type(dt), b)
+    moved = f.of(ty, binary(f, op, a, intrinsic(f, "llvm.umin", ty, b, dt.bits - 1), dt))
+    return moved if op == "shr" and dt.is_signed else x.test("ule", dt.bits - 1).select(moved, 0)
 
 
-def _divide(f: Fn, op: str, a: str, b: str, ty: str, dt: dtype) -> str:
+def _divide(f: Fn, op: str, a: Value, b: Value, dt: dtype) -> Value:
     """Quotients and remainders.
 
     Division by zero is undefined in the language but must not stop the process, as x86's instruction would, so the divisor 0
     becomes 1. The least value divided by -1 wraps to itself; x86 would stop there too.
     """
-    mask = value_type(dtype("bool").with_lanes(dt.lanes))
-    one, zero, minus = splat("1", ty), splat("0", ty), splat("-1", ty)
-    constant = is_literal(b) and b not in ("0", "-1")
-    divisor, negative = b, ""
-    if not constant:
-        bad = f.let(f"icmp eq {ty} {b}, {zero}")
+    divisor, negative = b, None
+    if not is_literal(b) or b in ("0", "-1"):
+        bad = b.test("eq", 0)
         if dt.is_signed:
-            negative = f.let(f"icmp eq {ty} {b}, {minus}")
-            bad = f.let(f"or {mask} {bad}, {negative}")
-        divisor = f.let(f"select {mask} {bad}, {ty} {one}, {ty} {b}")
+            negative = b.test("eq", -1)
+            bad = bad | negative
+        divisor = bad.select(1, b)
     if dt.is_unsigned or dt.is_bool:
-        return f.let(f"{'udiv' if op.endswith('div') else 'urem'} {ty} {a}, {divisor}")
+        return a.op("udiv" if op.endswith("div") else "urem", divisor)
 
-    def quotient() -> str:
-        q = f.let(f"sdiv {ty} {a}, {divisor}")
-        if not negative:
-            return q
-        return f.let(f"select {mask} {negative}, {ty} {f.let(f'sub {ty} {zero}, {a}')}, {ty} {q}")
+    def quotient() -> Value:
+        q = a.op("sdiv", divisor)
+        return q if negative is None else negative.select(0 - a, q)
 
     if op == "truncdiv":
         return quotient()
-    rem = f.let(f"srem {ty} {a}, {divisor}")
+    rem = a.op("srem", divisor)
     if op == "truncmod":
         return rem
     # Floor: the truncated result, adjusted by one where the remainder's sign differs from the divisor's.
-    some = f.let(f"icmp ne {ty} {rem}, {zero}")
-    signs = f.let(f"icmp slt {ty} {f.let(f'xor {ty} {rem}, {divisor}')}, {zero}")
-    off = f.let(f"and {mask} {some}, {signs}")
-    if op == "floormod":
-        return f.let(f"add {ty} {rem}, {f.let(f'select {mask} {off}, {ty} {divisor}, {ty} {zero}')}")
-    return f.let(f"sub {ty} {quotient()}, {f.let(f'zext {mask} {off} to {ty}')}")
+    off = rem.test("ne", 0) & (rem ^ divisor).test("slt", 0)
+    return rem + off.select(divisor, 0) if op == "floormod" else quotient() - off.to("zext", a.ty)
 
 
 def float_extremum(f: Fn, op: str, a: str, b: str, ty: str) -> str:
@@ -94,35 +82,27 @@ def float_extremum(f: Fn, op: str, a: str, b: str, ty: str) -> str:
     that loses the last elements (tests/codegen_cpu: maximum over rows of a 5 x 37 tile).  x86 has one instruction for
     the first select.
     """
-    mask = ty.replace("float", "i1").replace("double", "i1")
-    better = f.let(f"fcmp {'ogt' if op == 'max' else 'olt'} {ty} {a}, {b}")
-    best = f.let(f"select {mask} {better}, {ty} {a}, {ty} {b}")
-    nan = f.let(f"fcmp uno {ty} {b}, {b}")
-    return f.let(f"select {mask} {nan}, {ty} {a}, {ty} {best}")
+    x, y = f.of(ty, a), f.of(ty, b)
+    best = x.test("ogt" if op == "max" else "olt", y).select(x, y)
+    return y.is_nan().select(x, best)
 
 
 def compare(f: Fn, op: str, a: str, b: str, dt: dtype) -> str:
     """a op b as i1; comparisons with NaN are false, except `ne`."""
-    ty = value_type(dt)
-    if dt.is_float:
-        return f.let(f"fcmp {'une' if op == 'ne' else 'o' + op} {ty} {a}, {b}")
-    if op in ("eq", "ne"):
-        return f.let(f"icmp {op} {ty} {a}, {b}")
-    return f.let(f"icmp {'u' if dt.is_unsigned or dt.is_bool else 's'}{op} {ty} {a}, {b}")
+    unsigned = dt.is_unsigned or dt.is_bool
+    sign = ("u" if op == "ne" else "o") if dt.is_float else "" if op in ("eq", "ne") else "u" if unsigned else "s"
+    return f.of(value_type(dt), a).test(sign + op, b)
 
 
 def negate(f: Fn, a: str, dt: dtype) -> str:
     """The negative of a; integers wrap."""
-    ty = value_type(dt)
-    if dt.is_float8:  # infinities saturate like other results
-        return rounded(f, dt, f.let(f"fneg {ty} {a}"))
-    return f.let(f"fneg {ty} {a}") if dt.is_float else f.let(f"sub {ty} {splat('0', ty)}, {a}")
+    x = f.of(value_type(dt), a)
+    return rounded(f, dt, -x) if dt.is_float8 else -x if dt.is_float else 0 - x  # infinities of float8 saturate
 
 
 def invert(f: Fn, a: str, dt: dtype) -> str:
     """`not` of bools, bitwise complement of integers."""
-    ty = value_type(dt)
-    return f.let(f"xor {ty} {a}, {splat('true' if dt.is_bool else '-1', ty)}")
+    return f.of(value_type(dt), a) ^ (True if dt.is_bool else -1)
 
 
 def absolute(f: Fn, a: str, dt: dtype) -> str:
@@ -153,12 +133,12 @@ def identity(kind: str, dt: dtype) -> str:
     if kind in from_range:
         if dt.is_float:
             value = float("inf") if kind == "min" else float_min(dt.base) if dt.base == SCALE else float("-inf")
-            return splat(float_literal(value, dt.bits == 64), value_type(dt))
+            return operand_text(value, value_type(dt))
         if dt.is_bool:
             return literal(kind == "min", dt)
         low = 0 if dt.is_unsigned else -(1 << (dt.bits - 1))
         high = (1 << (dt.bits if dt.is_unsigned else dt.bits - 1)) - 1
         return literal(low if kind == "max" else high, dt)
     if kind == "bitand":
-        return literal(True, dt) if dt.is_bool else splat("-1", value_type(dt))
+        return literal(True, dt) if dt.is_bool else operand_text(-1, value_type(dt))
     return literal(int(kind == "prod"), dt)

@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from tilelang.ir import as_bool, dtype
 from tilelang.ops import Gemm
 from tilelang.target.cpu_launch import BlockedGemm, Packing
+from tilelang.target.llvm_values import float_literal, splat
 
 from .code import Code
 from .text import Fn, Module, widths
-from .types import convert, float_literal, intrinsic, load, memory_type, splat, store, value_type
+from .types import convert, intrinsic, load, memory_type, store, value_type
 
 # ---- operands in the form that the micro-kernel reads ----------------------------------------------------------------
 

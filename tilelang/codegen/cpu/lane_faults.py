@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilelang.ir import Call, Const, StringConst, dtype
+from tilelang.target.llvm_values import splat
 from tilelang.target.thread_calls import WARP
 
 from .code import Code
 from .state import ABSENT, OTHER, OUTSIDE
 from .text import Fn, Module
 from .threads import over_threads, this_thread, whole_warps
-from .types import splat
 
 FULL = 0xFFFFFFFF
 

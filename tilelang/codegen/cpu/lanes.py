@@ -13,6 +13,7 @@ from typing import Any
 
 from tilelang.ir import Call, Const, dtype, walk
 from tilelang.target.cpu import unsupported
+from tilelang.target.llvm_values import splat
 from tilelang.target.thread_calls import BLOCK_VOTES, EXCHANGES, LANE_NUMBERS, MATCHES, SHUFFLES, VOTES, WARP
 
 from .barriers import warp_role_barrier
@@ -22,7 +23,7 @@ from .code import CallPrinter, Code
 from .state import SOURCE, Storage
 from .text import Fn
 from .threads import lane_array, over_threads, this_thread
-from .types import literal, load, memory_type, splat, store, value_type
+from .types import literal, load, memory_type, store, value_type
 
 
 def exchanges_in(s: Any) -> list[Call]:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from tilelang.target.llvm_values import Value
+
 _PURE = frozenset({"add", "sub", "mul", "getelementptr", "icmp", "trunc", "sext", "zext", "and", "or", "xor", "shl"})
 _NOT_NAME = re.compile(r"[^A-Za-z0-9_]")
 
@@ -114,6 +116,10 @@ class Fn:
         if pure:
             self._seen[text] = v
         return v
+
+    def of(self, ty: str, text: str) -> Value:
+        """An operand as a value with operators."""
+        return Value.of(text, ty, self.let)
 
     def do(self, text: str) -> None:
         self.lines.append("  " + text)

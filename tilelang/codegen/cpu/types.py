@@ -12,7 +12,6 @@ value, so each operation is "computed in float32 and rounded".  All functions ta
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from tilelang.ir import dtype, numpy_dtype
 from tilelang.ir.dtype import SCALE
 from tilelang.ir.numbers import to_dtype
 from tilelang.target.cpu import unsupported
+from tilelang.target.llvm_values import Value, float_literal, operand_text, splat
 
 from .text import Fn
 
@@ -71,21 +71,6 @@ def value_type(dt: dtype, span: Any = None) -> str:
     return memory_type(dt, span)
 
 
-def splat(literal: str, ty: str) -> str:
-    """A literal for ty, repeated over its lanes."""
-    if ty[0] != "<":
-        return literal
-    return f"splat ({ty[ty.index('x') + 2:-1]} {literal})"
-
-
-def float_literal(v: float, double: bool = False) -> str:
-    """The LLVM text of a float constant (LLVM writes float constants as the double that equals them)."""
-    if not double:
-        with np.errstate(over="ignore"):
-            v = float(np.float32(v))
-    return f"0x{struct.unpack('<Q', struct.pack('<d', v))[0]:016X}"
-
-
 def literal(value: Any, dt: dtype) -> str:
     """The operand text of a constant of dt (a scalar literal, or a splat)."""
     ty = value_type(dt)
@@ -110,10 +95,11 @@ def overloaded(name: str, ty: str) -> str:
     return f"{name}.{short.get(ty, ty)}"
 
 
-def intrinsic(f: Fn, name: str, ty: str, *args: str, arg_tail: str = "") -> str:
+def intrinsic(f: Fn, name: str, ty: str, *args: Any, arg_tail: str = "") -> Value:
     """Call an overloaded LLVM intrinsic whose operands all have type ty."""
     fn = f.module.declare(overloaded(name, ty), ty, ", ".join([ty] * len(args)) + (", i1" if arg_tail else ""))
-    return f.let(f"call {ty} {fn}({', '.join(f'{ty} {a}' for a in args)}{', ' + arg_tail if arg_tail else ''})")
+    given = ", ".join(f"{ty} {operand_text(a, ty)}" for a in args)
+    return f.of(ty, f.let(f"call {ty} {fn}({given}{', ' + arg_tail if arg_tail else ''})"))
 
 
 # ---- memory <-> register ------------------------------------------------------------------------------------------
@@ -138,56 +124,40 @@ def _element_bytes(dt: dtype) -> int:
 
 def from_memory(f: Fn, dt: dtype, v: str) -> str:
     """The register form of a value from memory."""
-    mt, vt, n = memory_type(dt), value_type(dt), dt.lanes
+    x, vt = f.of(memory_type(dt), v), value_type(dt)
     if dt.is_bool:
-        return f.let(f"icmp ne {mt} {v}, {splat('0', mt)}")
+        return x.test("ne", 0)
     if dt.base == "float16":
-        return f.let(f"fpext {mt} {v} to {vt}")
+        return x.to("fpext", vt)
     if dt.base == "bfloat16":
-        it = _lanes("i32", n)
-        wide = f.let(f"zext {mt} {v} to {it}")
-        high = f.let(f"shl {it} {wide}, {splat('16', it)}")
-        return f.let(f"bitcast {it} {high} to {vt}")
-    if dt.is_float8:
-        return _decode8(f, dt, v)
-    return v
+        return (x.to("zext", _lanes("i32", dt.lanes)) << 16).to("bitcast", vt)
+    return _decode8(f, dt, v) if dt.is_float8 else v
 
 
 def to_memory(f: Fn, dt: dtype, v: str) -> str:
     """The memory form of a register value (already a value of dt)."""
-    mt, vt, n = memory_type(dt), value_type(dt), dt.lanes
+    x, mt = f.of(value_type(dt), v), memory_type(dt)
     if dt.is_bool:
-        return f.let(f"zext {vt} {v} to {mt}")
+        return x.to("zext", mt)
     if dt.base == "float16":
-        return f.let(f"fptrunc {vt} {v} to {mt}")
+        return x.to("fptrunc", mt)
     if dt.base == "bfloat16":
-        it = _lanes("i32", n)
-        bits = f.let(f"bitcast {vt} {v} to {it}")
-        high = f.let(f"lshr {it} {bits}, {splat('16', it)}")
-        return f.let(f"trunc {it} {high} to {mt}")
-    if dt.is_float8:
-        return _encode8(f, dt, v, saturate=False)
-    return v
+        return (x.to("bitcast", _lanes("i32", dt.lanes)) >> 16).to("trunc", mt)
+    return _encode8(f, dt, v, saturate=False) if dt.is_float8 else v
 
 
 def rounded(f: Fn, dt: dtype, v: str) -> str:
     """A float32 register value rounded to nearest even in dt (unchanged for 32 and 64 bits)."""
     if dt.bits >= 32:
         return v
-    vt, n = value_type(dt), dt.lanes
+    vt, it, x = value_type(dt), _lanes("i32", dt.lanes), f.of(value_type(dt), v)
     if dt.base == "float16":
-        half = _lanes("half", n)
-        return f.let(f"fpext {half} {f.let(f'fptrunc {vt} {v} to {half}')} to {vt}")
+        return x.to("fptrunc", _lanes("half", dt.lanes)).to("fpext", vt)
     if dt.base == "bfloat16":
-        it = _lanes("i32", n)
-        bits = f.let(f"bitcast {vt} {v} to {it}")
-        odd = f.let(f"and {it} {f.let(f'lshr {it} {bits}, ' + splat('16', it))}, {splat('1', it)}")
-        up = f.let(f"add {it} {f.let(f'add {it} {bits}, ' + splat('32767', it))}, {odd}")
-        cut = f.let(f"and {it} {up}, {splat('-65536', it)}")
-        nan = f.let(f"fcmp uno {vt} {v}, {v}")
-        keep = f.let(f"and {it} {f.let(f'or {it} {bits}, ' + splat('4194304', it))}, {splat('-65536', it)}")
-        out = f.let(f"select {_lanes('i1', n)} {nan}, {it} {keep}, {it} {cut}")
-        return f.let(f"bitcast {it} {out} to {vt}")
+        bits = x.to("bitcast", it)
+        odd = bits >> 16 & 1
+        cut = bits + 32767 + odd & -65536
+        return x.is_nan().select((bits | 4194304) & -65536, cut).to("bitcast", vt)
     return _decode8(f, dt, _encode8(f, dt, v))
 
 
@@ -231,56 +201,37 @@ def _encode8(f: Fn, dt: dtype, v: str, saturate: bool = True) -> str:
         return _encode_scale(f, dt, v)
     ebits, mbits, bias, has_inf, fnuz = _FLOAT8[dt.base]
     n, vt = dt.lanes, value_type(dt)
-    it, bt = _lanes("i32", n), _lanes("i1", n)
-
-    def k(x: int) -> str:
-        return splat(str(x), it)
-
-    bits = f.let(f"bitcast {vt} {v} to {it}")
-    mag = f.let(f"and {it} {bits}, {k(0x7FFFFFFF)}")
-    sign = f.let(f"and {it} {f.let(f'lshr {it} {bits}, {k(24)}')}, {k(0x80)}")
+    it, x = _lanes("i32", n), f.of(vt, v)
+    bits = x.to("bitcast", it)
+    mag = bits & 0x7FFFFFFF
+    sign = bits >> 24 & 0x80
     # Normal results: drop 23 - mbits bits with round to even, then move the exponent bias.
     drop = 23 - mbits
-    odd = f.let(f"and {it} {f.let(f'lshr {it} {mag}, {k(drop)}')}, {k(1)}")
-    up = f.let(f"add {it} {f.let(f'add {it} {mag}, {k((1 << (drop - 1)) - 1)}')}, {odd}")
-    normal = f.let(f"sub {it} {f.let(f'lshr {it} {up}, {k(drop)}')}, {k((127 - bias) << mbits)}")
+    odd = mag >> drop & 1
+    normal = (mag + ((1 << drop - 1) - 1) + odd >> drop) - ((127 - bias) << mbits)
     # Subnormal results: adding 2^(23 - position of the last bit) rounds there in the float unit itself.
     magic = float(2.0 ** (23 + 1 - bias - mbits))
-    size = f.let(f"bitcast {it} {mag} to {vt}")
-    moved = f.let(f"fadd {vt} {size}, {splat(float_literal(magic), vt)}")
-    magic_bits = struct.unpack("<I", struct.pack("<f", magic))[0]
-    small = f.let(f"sub {it} {f.let(f'bitcast {vt} {moved} to {it}')}, {k(magic_bits)}")
-    is_small = f.let(f"icmp ult {it} {mag}, {k((128 - bias) << 23)}")
-    code = f.let(f"select {bt} {is_small}, {it} {small}, {it} {normal}")
+    small = (mag.to("bitcast", vt) + magic).to("bitcast", it) - int(np.float32(magic).view(np.int32))
+    code = mag.test("ult", (128 - bias) << 23).select(small, normal)
     top = 0x7F if fnuz else (((1 << ebits) - 1) << mbits) - 1 if has_inf else 0x7E
-    infinite = f.let(f"icmp uge {it} {mag}, {k(0x7F800000)}")
-    too_big = f.let(f"or {bt} {f.let(f'icmp sgt {it} {code}, {k(top)}')}, {infinite}")
-    nan = f.let(f"fcmp uno {vt} {v}, {v}")
-    nan_code = 0x80 if fnuz else 0x7F if not has_inf else 0x7E
-    over = top if saturate or not has_inf else top + 1
-    code = f.let(f"select {bt} {too_big}, {it} {k(over)}, {it} {code}")
-    code = f.let(f"select {bt} {nan}, {it} {k(nan_code)}, {it} {code}")
+    infinite = mag.test("uge", 0x7F800000)
+    too_big = code.test("sgt", top) | infinite
+    nan = x.is_nan()
+    code = nan.select(0x80 if fnuz else 0x7F if not has_inf else 0x7E,
+                      too_big.select(top if saturate or not has_inf else top + 1, code))
     if fnuz:  # no negative zero: 0x80 is the NaN
-        plain = f.let(f"icmp eq {it} {f.let(f'and {it} {code}, {k(0x7F)}')}, {k(0)}")
-        signed = f.let(f"or {it} {code}, {sign}")
-        code = f.let(f"select {bt} {plain}, {it} {code}, {it} {signed}")
-    else:
-        code = f.let(f"or {it} {code}, {sign}")
-    return f.let(f"trunc {it} {code} to {_lanes('i8', n)}")
+        plain = (code & 0x7F).test("eq", 0)
+        return plain.select(code, code | sign).to("trunc", _lanes("i8", n))
+    return (code | sign).to("trunc", _lanes("i8", n))
 
 
 def _encode_scale(f: Fn, dt: dtype, v: str) -> str:
     """float32 to float8_e8m0fnu: the next power of two that |v| does not exceed, at most 2**127; NaN is 255."""
-    n, vt = dt.lanes, value_type(dt)
-    it, bt = _lanes("i32", n), _lanes("i1", n)
-    size = f.let(f"and {it} {f.let(f'bitcast {vt} {v} to {it}')}, {splat(str(0x7FFFFFFF), it)}")
-    up = f.let(f"lshr {it} {f.let(f'add {it} {size}, ' + splat(str(0x7FFFFF), it))}, {splat('23', it)}")
-    code = intrinsic(f, "llvm.umin", it, up, splat("254", it))
-    least = f.let(f"icmp ule {it} {size}, {splat(str(0x400000), it)}")
-    code = f.let(f"select {bt} {least}, {it} {splat('0', it)}, {it} {code}")
-    nan = f.let(f"fcmp uno {vt} {v}, {v}")
-    code = f.let(f"select {bt} {nan}, {it} {splat('255', it)}, {it} {code}")
-    return f.let(f"trunc {it} {code} to {_lanes('i8', n)}")
+    x, it = f.of(value_type(dt), v), _lanes("i32", dt.lanes)
+    size = x.to("bitcast", it) & 0x7FFFFFFF
+    code = intrinsic(f, "llvm.umin", it, size + 0x7FFFFF >> 23, 254)
+    code = size.test("ule", 0x400000).select(0, code)
+    return x.is_nan().select(255, code).to("trunc", _lanes("i8", dt.lanes))
 
 
 # ---- conversions between dtypes --------------------------------------------------------------------------------------
@@ -291,75 +242,61 @@ def convert(f: Fn, v: str, src: dtype, dst: dtype) -> str:
     if src == dst:
         return v
     st, dt = value_type(src), value_type(dst)
+    x = f.of(st, v)
     if dst.is_bool:
-        if src.is_float:
-            return f.let(f"fcmp une {st} {v}, {splat(float_literal(0.0), st)}")
-        return f.let(f"icmp ne {st} {v}, {splat('null' if src.is_handle else '0', st)}")
+        return x.test("une", 0.0) if src.is_float else x.test("ne", "null" if src.is_handle else 0)
     if src.is_handle or dst.is_handle:
         if src.is_handle and dst.is_handle:
             return v
         if src.is_handle:
-            return convert(f, f.let(f"ptrtoint ptr {v} to i64"), dtype("int64"), dst)
+            return convert(f, x.to("ptrtoint", "i64"), dtype("int64"), dst)
         return f.let(f"inttoptr i64 {convert(f, v, src, dtype('int64'))} to ptr")
     if dst.is_float:
-        return _float_to_float(f, v, src, dst) if src.is_float else _int_to_float(f, v, src, dst)
+        return _float_to_float(f, x, src, dst) if src.is_float else _int_to_float(f, x, src, dst)
     if src.is_float:
         # Values out of range become the nearest end of the range; NaN becomes zero.
         name = f"llvm.fpto{'u' if dst.is_unsigned else 's'}i.sat"
         fn = f.module.declare(f"{overloaded(name, dt)}{overloaded('', st)}", dt, st)
         return f.let(f"call {dt} {fn}({st} {v})")
     if src.is_bool:
-        return f.let(f"zext {st} {v} to {dt}")
-    if src.bits == dst.bits:
-        return v
-    op = "trunc" if dst.bits < src.bits else "zext" if src.is_unsigned else "sext"
-    return f.let(f"{op} {st} {v} to {dt}")
+        return x.to("zext", dt)
+    return v if src.bits == dst.bits else x.to("trunc" if dst.bits < src.bits else "zext" if src.is_unsigned else "sext", dt)
 
 
-def _int_to_float(f: Fn, v: str, src: dtype, dst: dtype) -> str:
+def _int_to_float(f: Fn, x: Value, src: dtype, dst: dtype) -> str:
     """An integer rounded once to a float, also where float32 would round it before."""
-    st, dt = value_type(src), value_type(dst)
-    op = "uitofp" if src.is_unsigned or src.is_bool else "sitofp"
+    st, op = x.ty, "uitofp" if src.is_unsigned or src.is_bool else "sitofp"
     if dst.base == "float16" and src.bits > 16:
         # 65520 is the least value that rounds to infinity. LLVM 22 assumes that an integer with few significant bits (a byte
         # shifted left) fits in float16, however large it is, and omits the rounding, so larger values must not occur.
-        v = intrinsic(f, "llvm.umin" if src.is_unsigned else "llvm.smin", st, v, splat("65520", st))
-        v = v if src.is_unsigned else intrinsic(f, "llvm.smax", st, v, splat("-65520", st))
+        x = intrinsic(f, "llvm.umin" if src.is_unsigned else "llvm.smin", st, x, 65520)
+        x = x if src.is_unsigned else intrinsic(f, "llvm.smax", st, x, -65520)
     if dst.bits >= 32 or src.bits <= 16 or dst.base == "float16":  # values that float32 would round are infinite in float16
-        return rounded(f, dst, f.let(f"{op} {st} {v} to {dt}"))
+        return rounded(f, dst, x.to(op, value_type(dst)))
     double = dtype("float64").with_lanes(src.lanes)
-    wide = value_type(double)
     if src.bits == 64:  # beyond 53 bits the low bits only tell whether the value is exact; bit 12 stands for them
-        bt = _lanes("i1", src.lanes)
-        low = f.let(f"and {st} {v}, {splat('4095', st)}")
-        some = f.let(f"icmp ne {st} {low}, {splat('0', st)}")
-        sticky = f.let(f"select {bt} {some}, {st} {splat('4096', st)}, {st} {splat('0', st)}")
-        cut = f.let(f"or {st} {f.let(f'sub {st} {v}, {low}')}, {sticky}")
-        size = v if src.is_unsigned else intrinsic(f, "llvm.abs", st, v, arg_tail="i1 false")
-        exact = f.let(f"icmp ult {st} {size}, {splat(str(1 << 53), st)}")
-        v = f.let(f"select {bt} {exact}, {st} {v}, {st} {cut}")
-    return _float_to_float(f, f.let(f"{op} {st} {v} to {wide}"), double, dst)
+        low = x & 4095
+        sticky = low.test("ne", 0).select(4096, 0, st)
+        cut = x - low | sticky
+        size = x if src.is_unsigned else intrinsic(f, "llvm.abs", st, x, arg_tail="i1 false")
+        x = size.test("ult", 1 << 53).select(x, cut)
+    return _float_to_float(f, x.to(op, value_type(double)), double, dst)
 
 
-def _float_to_float(f: Fn, v: str, src: dtype, dst: dtype) -> str:
-    st, dt = value_type(src), value_type(dst)
+def _float_to_float(f: Fn, x: Value, src: dtype, dst: dtype) -> str:
+    st, dt = x.ty, value_type(dst)
     if src.bits < 64 and dst.bits < 64:
-        if dst.bits >= 32 or src.base == dst.base:
-            return v
-        return rounded(f, dst, v)
+        return x if dst.bits >= 32 or src.base == dst.base else rounded(f, dst, x)
     if src.bits < 64:
-        return f.let(f"fpext {st} {v} to {dt}")
-    near = f.let(f"fptrunc {st} {v} to {dt}")
+        return x.to("fpext", dt)
+    near = x.to("fptrunc", dt)
     if dst.bits >= 32:
         return near
     # Two roundings would be wrong in rare cases, so the value is first rounded to odd in float32 (towards zero, last bit
     # sticky).
-    n = src.lanes
-    it, bt = _lanes("i32", n), _lanes("i1", n)
-    back = f.let(f"fpext {dt} {near} to {st}")
-    inexact = f.let(f"fcmp one {st} {back}, {v}")
-    bigger = f.let(f"fcmp ogt {st} {intrinsic(f, 'llvm.fabs', st, back)}, {intrinsic(f, 'llvm.fabs', st, v)}")
-    bits = f.let(f"bitcast {dt} {near} to {it}")
-    down = f.let(f"sub {it} {bits}, {f.let(f'zext {bt} {bigger} to {it}')}")
-    odd = f.let(f"or {it} {down}, {f.let(f'zext {bt} {inexact} to {it}')}")
-    return rounded(f, dst, f.let(f"bitcast {it} {odd} to {dt}"))
+    it = _lanes("i32", src.lanes)
+    back = near.to("fpext", st)
+    inexact = back.test("one", x)
+    bigger = intrinsic(f, "llvm.fabs", st, back).test("ogt", intrinsic(f, "llvm.fabs", st, x))
+    odd = near.to("bitcast", it) - bigger.to("zext", it) | inexact.to("zext", it)
+    return rounded(f, dst, odd.to("bitcast", dt))
