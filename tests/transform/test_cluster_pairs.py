@@ -8,8 +8,8 @@ from tilelang.ir import walk
 from tilelang.ops import Copy
 from tilelang.transform.analysis.cluster_pairs import (ARRIVING, ASKED, ISSUED, LARGER, LINE, MULTICAST, OUTERMOST,
                                                        OUTERMOST_LINES, SECTOR, START, START_LARGER, Load, at_once,
-                                                       larger_in_one_wave, paired_cycles, pays_for_many, pays_in_one_wave,
-                                                       rows_of, saved_in_one_wave)
+                                                       gain_for_many, larger_in_one_wave, paired_cycles, pays_for_many,
+                                                       pays_in_one_wave, rows_of, saved_in_one_wave)
 
 
 def loads(bm, bn, rows, saved, bk=128):
@@ -43,6 +43,26 @@ def test_many_tiles_are_paired_where_rows_lie_across_lines():
     for rows, pays in (((128, 128), False), ((64, 64), True), ((16, 16), True)):
         assert pays_for_many(loads(128, 256, rows, "b"), cycles(128, 256)) == pays
     assert not pays_for_many(loads(128, 256, (16, 16), "b"), 0)  # of what other work takes nothing is known
+
+
+# (tile, row starts, whether k is contiguous in A and in B, loaded once, tiles along pairs, in all, steps): (alone, in pairs)
+ODD = {
+    (128, 192, (16, 32), (True, False), "a", 9, 4815, 2): (89.0, 77.6),
+    (192, 192, (16, 64), (False, False), "a", 5, 5535, 3): (152.6, 133.6),
+    (192, 128, (32, 128), (False, False), "a", 5, 7900, 2): (151.1, 137.1),
+    (128, 256, (16, 16), (False, False), "a", 3, 1407, 22): (290.6, 331.0),
+    (128, 176, (32, 32), (True, True), "a", 9, 1305, 25): (138.9, 151.9),
+    (128, 176, (32, 32), (True, True), "b", 5, 1305, 25): (138.9, 158.0),
+    (192, 128, (32, 16), (False, False), "b", 3, 4788, 2): (135.7, 159.7)}
+
+
+@pytest.mark.parametrize("case", ODD, ids=str)
+def test_odd_numbers_of_tiles_are_paired_where_that_was_faster(case):
+    """Batched GEMMs of several waves: 616x1680x72, 107 of them, and others."""
+    bm, bn, rows, inner, saved, count, tiles, steps = case
+    both = Load(bm * 128, rows[0], saved == "a", inner[0]), Load(bn * 128, rows[1], saved == "b", inner[1])
+    alone, paired = ODD[case]
+    assert (gain_for_many(both, count, tiles // count, 132, steps) > 0) == (paired < alone)
 
 
 def test_what_a_cluster_takes():

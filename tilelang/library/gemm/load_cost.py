@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil, gcd, log2, prod
 
-from tilelang.transform.analysis.cluster_pairs import (LARGER, LINE, SECTOR, Load, at_once, larger_in_one_wave, paired_cycles,
-                                                       pairs, pays_for_many, pays_in_one_wave, saved_in_one_wave)
+from tilelang.transform.analysis.cluster_pairs import (LARGER, LINE, SECTOR, Load, at_once, gain_for_many, larger_in_one_wave,
+                                                       paired_cycles, pays_for_many, pays_in_one_wave, saved_in_one_wave)
 
 from .tile import Chip, Tile, TileProblem, swapped
 from .tile_candidates import side_by_side
@@ -81,11 +81,15 @@ def clusters(chip: Chip, p: TileProblem, t: Tile, matrix: float) -> tuple[int, .
     if p.ragged:
         grid = grid[0], p.launched_rows(t.bm), 1
     depth, one_wave = ceil(ceil(p.k / t.bk) / t.splits), prod(grid) <= chip.sms
-    for spans, count in (((2, 1, 1), grid[0]), ((1, 2, 1), 1 if p.ragged else grid[1])):  # grouped rows have no common B
+    most, kinds = 0.0, (((2, 1, 1), grid[0]), ((1, 2, 1), grid[1]))
+    for k, (spans, count) in enumerate(kinds[:1 if p.ragged else 2]):  # grouped rows have no common B
         loads = _loads(p, t, spans, t.bm, t.loaded, True)
-        if (pays_in_one_wave(loads, matrix, depth) if one_wave else pays_for_many(loads, matrix)) and (
-                pairs(count, prod(grid) // count, chip.sms)) and (prod(found) == 1 or loads[1].cost > loads[0].cost):
-            found = spans
+        if one_wave:
+            gain = loads[k].cost if count % 2 == 0 and pays_in_one_wave(loads, matrix, depth) else 0.0
+        else:
+            gain = gain_for_many(loads, count, prod(grid) // count, chip.sms, depth) if pays_for_many(loads, matrix) else 0.0
+        if gain > most:
+            found, most = spans, gain
     if not one_wave or p.open_rows or p.two_level:  # the compiler does not know the grid, or not the time of an iteration
         return found
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import ceil, log2, prod
 
 from tilelang.target.tile_order import rasterisation_rows
-from tilelang.transform.analysis.cluster_pairs import LINE, SECTOR, at_once
+from tilelang.transform.analysis.cluster_pairs import LINE, SECTOR, at_once, felt
 
 from .load_cost import cluster_sizes, clusters, inside, load_cycles, outside_cycles
 from .tile import Chip, Tile, TileProblem, swapped
@@ -119,7 +119,8 @@ def _estimate(chip: Chip, p: TileProblem, t: Tile, across: bool = False) -> tupl
     matrix = t.bk * size / 32 * matrix_cycles(chip, p, t.bm, t.bn)
     spans = clusters(chip, p, t, matrix)
     if prod(spans) > 1:
-        waves = _waves(p, t, spans, chip.sms if waves == 1 else at_once(chip.sms, prod(spans)))
+        filled = _waves(p, t, spans, chip.sms if waves == 1 else at_once(chip.sms, prod(spans)))
+        waves = filled if waves == 1 or prod(spans) > 2 else waves + felt(depth) * max(0.0, filled - waves)
     load = load_cycles(chip, p, t, spans, busy)
     traffic = (t.bm + t.loaded) * t.bk * size / matrix  # bytes for a cycle of the MMAs
     matrix *= _issue(chip, t, traffic)

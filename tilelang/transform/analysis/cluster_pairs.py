@@ -13,7 +13,7 @@ of 1200 elements 10.1 us (1280: 9.3 us).
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import gcd, log2, prod
+from math import ceil, gcd, log2, prod
 from typing import Any
 
 from tilelang.ir import Const, convert, free_vars
@@ -43,6 +43,11 @@ LARGER = ((2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
 # Without clusters, blocks drift and their loads take longer in long loops: by this fraction for each doubling beyond
 # 16 iterations.  256x160 tiles at 3320x1584x10680 took 163 us without clusters, 152 in pairs.
 DRIFT = 0.07
+# In several waves: the fraction of the time that pairs save for the fraction of loads that they save; the fraction of a tile's
+# time that an empty tile of a pair takes in short loops, and iterations from which it takes all of it.  74 tiles in pairs along
+# one or the other dimension and without: 616x1680x72, 107 of them, by 128x192 takes 89 us alone, 78 in five pairs for nine
+# tiles; 624x1552x1552, 29 of them, by 128x176 139 and 152.
+SAVED_BY_PAIRS, EMPTY, EMPTY_WHOLE = 0.3, 0.2, 20
 # Cycles that the blocks of a cluster need to start and to end together: two blocks; more than two.  128x176 tiles at
 # 680x4000x1720 take 19.1 us alone, 16.9 in pairs.
 START, START_LARGER = 2200, 3500
@@ -90,12 +95,21 @@ def pays_for_many(loads: tuple[Load, ...], cycles: float) -> bool:
     return bool(cycles) and sum(x.size * (1 if x.row % LINE == 0 else OFF_LINES) for x in loads) > RATE * cycles
 
 
-def pairs(count: int, others: int, blocks: int) -> bool:
-    """Whether tiles can be paired along a dimension of `count` tiles, repeated in `others` rows, on `blocks` blocks.
+def gain_for_many(loads: tuple[Load, ...], count: int, others: int, blocks: int, steps: float) -> float:
+    """What pairs along a dimension of `count` tiles, repeated in `others` rows, gain on `blocks` blocks that compute several
+    tiles each, relative to the launch's time.
 
-    True for an even count.  An odd count leaves one tile of the last pairs empty; that is accepted if it adds no wave.
+    An odd count leaves one tile of the last pairs empty.  steps: iterations of a tile.
     """
-    return count % 2 == 0 or blocks % 2 == 0 and -(-(count + 1) * others // blocks) == -(-count * others // blocks) > 1
+    costs = [x.cost if x.row % SECTOR else x.size * (OFF_LINES if x.row % LINE else 1) for x in loads]
+    saved = sum(c * (1 - x.taken / x.cost) for c, x in zip(costs, loads)) / sum(costs)
+    more = ceil((count + count % 2) * others / blocks) / ceil(count * others / blocks) - 1
+    return SAVED_BY_PAIRS * saved - more * felt(steps)
+
+
+def felt(steps: float) -> float:
+    """The fraction that an empty tile of a pair takes of another tile's time, where loops have so many iterations."""
+    return min(1.0, EMPTY + steps / EMPTY_WHOLE)
 
 
 def pays_in_one_wave(loads: tuple[Load, ...], cycles: float, steps: int) -> bool:

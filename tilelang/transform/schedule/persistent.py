@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, reduce
 from itertools import product
-from math import prod
+from math import inf, prod
 from operator import add, mul
 from typing import Any
 
@@ -26,7 +26,7 @@ from tilelang.ir.record import record
 from tilelang.target.machine import MAX_GRID, kernel_rates
 from tilelang.target.tile_order import tile_order
 
-from ..analysis.cluster_pairs import (Load, at_once, larger_in_one_wave, pairs, pays_for_many, pays_in_one_wave,
+from ..analysis.cluster_pairs import (Load, at_once, gain_for_many, larger_in_one_wave, pays_for_many, pays_in_one_wave,
                                       saved_in_one_wave)
 from ..analysis.effects import may_wait
 from ..framework.config import PassConfigKey
@@ -439,21 +439,24 @@ def _paired(launch: Launch, work: Work, cx: PassContext, one_wave: bool | None, 
     sizes = [convert(g) for g in launch.grid]
     total = prod(g.value if isinstance(g, Const) else 0 for g in sizes)
     asked = cx.option(PassConfigKey.TL_CLUSTER)
+    steps = Analyzer().simplify(work.extent)
+    times = steps.value if isinstance(steps, Const) else inf
     best: tuple[float, int] | None = None
     for k, (v, g) in enumerate(zip(launch.block_vars, launch.grid)):
         n = convert(g)
         if asked == 1 or not isinstance(n, Const) or v in free_vars(work.extent) or n.value % 2 and not (
-                total and blocks and work.padded and pairs(n.value, total // n.value, blocks)):
+                total and blocks and work.padded and one_wave is False):
             continue
         loads = tuple(Load(b, start, not _names(at, v), inner) for (b, at), (start, inner) in zip(work.loads, work.rows))
-        saved = sum(x.cost for x in loads if x.saved)
-        steps = Analyzer().simplify(work.extent)
+        gain = sum(x.cost for x in loads if x.saved)
         pays = one_wave is not None and (pays_for_many(loads, work.cycles) if not one_wave else isinstance(
             steps, Const) and pays_in_one_wave(loads, work.cycles, int(steps.value)))
-        if asked is None and not pays:
+        if not gain or asked is None and not pays:
             continue
-        if saved and (best is None or saved > best[0]):
-            best = saved, k
+        if one_wave is False and blocks:
+            gain = gain_for_many(loads, n.value, max(1, total // n.value), blocks, times)
+        if (asked is not None or gain > 0) and (best is None or gain > best[0]):
+            best = gain, k
     return None if best is None else best[1]
 
 
