@@ -539,3 +539,19 @@ def test_which_threads_meet_in_two_patterns():
                 got = p.meets(q, several)
                 assert (got is None and not want.any()) or np.array_equal(got, want)
         assert p.within(7, 30).tolist() == [any(7 <= g < 30 for g in p.g[p.warp == w]) for w in range(4)]
+
+
+def test_an_index_that_data_chooses_was_said_to_need_an_initialisation():
+    @T.prim_func
+    def f(N: T.Tensor((1,), "int32"), Y: T.Tensor((128,), "int32")):
+        with T.Kernel(1, threads=128):
+            bar, p = T.alloc_barrier([128] * 2), T.alloc_var("int32")
+            p = N[0]
+            T.mbarrier_arrive(bar[p])
+            T.mbarrier_wait_parity(bar[p], 0)
+            for i in T.Parallel(128):
+                Y[i] = i
+
+    with pytest.raises(ValueError, match="may be used, and `bar` has 2 mbarriers") as e:
+        lower(f.func, SM90, {})
+    assert "bar[p % 2]" in str(e.value)

@@ -30,6 +30,8 @@ _ADVICE = {
     "mbarrier": ("let each phase be awaited before its mbarrier goes on: one wait for each phase of arrivals, with the parity "
                  "of that phase, and the count given to T.alloc_barrier", "a wait for each phase",
                  "the other arrival or wait"),
+    "index": ("let the index show that it is small enough, as `bar[p % 2]` does for two mbarriers",
+              "an index of one of the mbarriers", "the other use"),
     "named": ("let each thread that the barrier counts come once a phase: the same number and count at all places, 32 for each "
               "warp that comes", "arrivals that add up to the count", "the other place"),
     "cluster": ("put T.cluster_sync() before the first and after the last access to another block of the cluster",

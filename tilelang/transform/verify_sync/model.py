@@ -79,7 +79,10 @@ class Block:
         """The mbarrier at a byte.  Raises Found when it was not initialised."""
         got = self.barriers.get(at)
         if got is None:
-            raise Found(Fault(f"{self.element(b, at)} is used before mbarrier_init", span, kind="mbarrier"))
+            if 0 <= (at - self.plan.places[b.data]) // 8 < int(b.shape[0]):
+                raise Found(Fault(f"{self.element(b, at)} is used before mbarrier_init", span, kind="mbarrier"))
+            text = f"{self.element(b, at)} may be used, and `{b.name}` has {b.shape[0]} mbarriers"
+            raise Found(Fault(text, span, kind="index"))
         return got
 
     def finish(self) -> None:
