@@ -24,7 +24,7 @@ from tilelang.errors import error
 from tilelang.ir import dtype
 from tilelang.target.machine import MAX_GRID
 
-from ..arrays import accumulator, contiguous, empty, in_chunks, type_name
+from ..arrays import accumulator, contiguous, empty, in_chunks, padded, type_name
 from ..attention.inputs import running_on
 from ..autograd import Function, Results, Step
 from ..gemm.kernels import chosen
@@ -39,6 +39,7 @@ _STEP = 64  # columns of k that a tile of 16-bit elements has at least, where th
 _FEW_STEPS = 16  # fewer of a class hide less of a tile's stores (128 images of 28x28x256: 56 us, by 256 rows 58)
 _MANY_WAVES = 8  # of tiles, in which classes are mixed: in few, blocks would have tiles of too different lengths
 SPLIT = {"enable_pdl": True, "extra_stages": False}  # options of the compiler for the gradient of weights
+_STEP_AT_LEAST, _ADDING = 200, 4000  # cycles of a step, and of the launch that adds up partial sums
 _LOADED, _SUMMED = 52, 1700  # bytes per cycle: that L2 gives an SM; of partial sums, stored and read by all SMs (measured)
 
 
@@ -107,7 +108,20 @@ def tiled(f: ConvForm, at: Place, rows: int, transposed: bool = False) -> ConvFo
         t = replace(t, bm=128, bn=128, stages=4, threads=256, cluster=())  # nothing hides how a tile's rows are stored
     bk = next((k for k in (t.bk, _STEP, _STEP // 2, _STEP // 4) if k <= t.bk and inner % k == 0), t.bk)
     mixed = classes > 1 and ceil(rows / t.bm) * ceil(n / t.bn) * classes >= _MANY_WAVES * at.chip.sms
-    return f._replace(tile=replace(t, bk=bk, stages=t.stages * t.bk // bk), mixed=at.chip.sms if mixed else 0)
+    t = replace(t, bk=bk, stages=t.stages * t.bk // bk)
+    even = classes == 1 and inner % bk == 0 and chip.kind == "wgmma"
+    splits = splits_of(t, (rows, n, taps * inner // bk), size, chip.sms) if even else 1
+    return f._replace(tile=replace(t, cluster=()) if splits > 1 else t, mixed=at.chip.sms if mixed else 0, splits=splits)
+
+
+def splits_of(t: Tile, sizes: tuple[int, int, int], size: int, sms: int) -> int:
+    """Blocks that divide the steps of a tile evenly, where tiles are fewer than SMs.  sizes: rows, columns, steps."""
+    rows, columns, steps = sizes
+    tiles = ceil(rows / t.bm) * ceil(columns / t.bn)
+    step = max(t.bm * t.bn * t.bk / 2048, (t.bm + t.bn) * t.bk * size / _LOADED, _STEP_AT_LEAST)
+    found = [(steps // n * step + (n > 1) * (_ADDING + n * rows * columns * 8 / _SUMMED), n)
+             for n in range(1, sms // tiles + 1) if steps % n == 0]
+    return min(found, default=(0, 1))[1]
 
 
 def _chip(f: ConvForm, at: Place, k_inner: bool) -> tuple[Chip, str]:
@@ -180,8 +194,18 @@ def _run(x: Any, weight: Any, stride: list[int], padding: list[int], dilation: l
             f, *blocks = found
             x, weight = (_gathered(at, b, t) for b, t in zip(blocks, (x, weight)))
         f = tiled(f, at, power(x.shape[0]) * f.out[0] * f.out[1])
-        kernel, w = at.kernel(convolution, f, cluster=f.tile.cluster or None), _matrix(f, weight)
-        in_chunks(lambda x, y: kernel(x, w, y), _images(f, f.out), contiguous(x), y)
+        w, pixels = _matrix(f, weight), f.out[0] * f.out[1]
+        in_chunks(_in_splits(f, at, convolution, w, (pixels, f.features)), _images(f, f.out), contiguous(x), y)
+
+
+def _in_splits(f: ConvForm, at: Place, program: Any, w: Any, result: tuple[int, int]) -> Any:
+    """The call (input, output) of a kernel with weights, whose splits, if there are any, have a workspace.  result: rows of an
+    image, and columns."""
+    if f.splits == 1:
+        kernel = at.kernel(program, f, cluster=f.tile.cluster or None)
+        return lambda x, y: kernel(x, w, y)
+    kernel = at.kernel(program, f, **SPLIT)
+    return lambda x, y: kernel(x, w, empty(x, (f.splits, x.shape[0] * result[0], result[1]), f.acc), y)
 
 
 def _images(f: ConvForm, size: tuple[int, int]) -> int:
@@ -208,8 +232,11 @@ def _gradient(x: Any, weight: Any, needs: list[bool], stride: list[int], padding
             g, images, weights = found
             w, to = _gathered(at, weights, weight), empty(x, (x.shape[0], *images.shape), f.kind)
         g = tiled(g, at, power(x.shape[0]) * f.out[0] * f.out[1], True)
-        kernel, w = at.kernel(image_gradient, g, cluster=g.tile.cluster or None), _matrix(g, w)
-        in_chunks(lambda dy, dx: kernel(dy, w, dx), _images(g, g.image[:2]), dy, to)
+        if at.chip.kind == "wgmma" and g.image[2] * dtype(g.kind).bytes % 16:  # TMA loads whole 16 bytes of a tap
+            w = padded(w, -g.image[2] % (16 // dtype(g.kind).bytes))
+            g = g._replace(tap=int(w.shape[3]))
+        call = _in_splits(g, at, image_gradient, contiguous(w).reshape(g.features, -1), (g.image[0] * g.image[1], g.image[2]))
+        in_chunks(call, _images(g, g.image[:2]), dy, to)
         if images is not None:
             in_chunks(at.kernel(scatter_blocks, images), MAX_GRID[1] // f.image[0], to, dx)
     if needs[1]:
@@ -245,8 +272,9 @@ class ConvForm(NamedTuple):
 
     image: height, width and channels.  features: of the result.  kernel, stride, dilation, pad: for height and width.
     behind: pixels that the padding behind the image has more than that before it.  kind, acc: element types.  splits: of the
-    pixels, for the gradient of weights.  mixed: tiles of all classes of the gradient
-    of images that run at a time; 0 for one class after another.
+    pixels, for the gradient of weights, of the columns of weights for others.  mixed: tiles of all classes of the gradient
+    of images that run at a time; 0 for one class after another.  tap: columns of a tap of the weights, for the gradient of
+    images; 0 for the channels.
     """
 
     image: tuple[int, int, int]
@@ -261,6 +289,7 @@ class ConvForm(NamedTuple):
     splits: int = 1
     mixed: int = 0
     behind: tuple[int, int] = (0, 0)
+    tap: int = 0
 
     @property
     def out(self) -> tuple[int, int]:
@@ -285,6 +314,11 @@ class ConvForm(NamedTuple):
         """Of the weights as a matrix."""
         return self.kernel[0] * self.kernel[1] * self.image[2]
 
+    @property
+    def taps(self) -> Any:
+        """The weights whose taps have `tap` columns."""
+        return T.Tensor((self.features, self.kernel[0] * self.kernel[1] * (self.tap or self.image[2])), self.kind)
+
     def x(self, n: Any) -> Any:
         return T.Tensor((n, *self.image), self.kind)
 
@@ -296,10 +330,42 @@ class ConvForm(NamedTuple):
         return T.Tensor((n, *self.out, self.features), self.kind)
 
 
+@T.macro
+def add_up(P, Rows, bx, by):
+    """Store a tile of the sum of partial sums, in order."""
+    T.pdl_sync()
+    down, across = _ADDED_UP
+    total = T.alloc_fragment(_ADDED_UP, P.dtype)
+    T.clear(total)
+    for s in T.serial(P.shape[0]):
+        for i, j in T.Parallel(down, across):
+            total[i, j] += P[s, by * down + i, bx * across + j]
+    T.copy(total, Rows[by * down, bx * across])
+
+
 def convolution(f: ConvForm) -> Any:
-    """The kernel (X, W, Y)."""
+    """The kernel (X, W, Y), or with splits (X, W, P, Y).  P: partial sums of the splits."""
     t, n = f.tile, T.dynamic("n")
-    pixels = f.out[0] * f.out[1]
+    pixels, each = f.out[0] * f.out[1], f.columns // t.bk // f.splits
+    down, across = _ADDED_UP
+
+    @T.prim_func
+    def divided_convolution(X: f.x(n), W: f.w, P: T.Tensor((f.splits, n * pixels, f.features), f.acc), Y: f.y(n)):
+        Rows = T.reshape(Y, (n * pixels, f.features))
+        with T.Kernel(T.ceildiv(f.features, t.bn), T.ceildiv(n * pixels, t.bm), f.splits, threads=t.threads) as (bx, by, bz):
+            Xs, Ws = T.alloc_shared((t.bm, t.bk), f.kind), T.alloc_shared((t.bn, t.bk), f.kind)
+            acc = T.alloc_fragment((t.bm, t.bn), f.acc)
+            T.clear(acc)
+            for k in T.Pipelined(each, num_stages=t.stages):
+                T.im2col(X, Xs, by, bz * each + k, f.kernel, f.stride, f.dilation, f.around)
+                T.copy(W[bx * t.bn, (bz * each + k) * t.bk], Ws)
+                T.gemm(Xs, Ws, acc, transpose_B=True)
+            T.copy(acc, P[bz, by * t.bm, bx * t.bn])
+        with T.Kernel(T.ceildiv(f.features, across), T.ceildiv(n * pixels, down), threads=256) as (bx, by):
+            add_up(P, Rows, bx, by)
+
+    if f.splits > 1:
+        return divided_convolution
 
     @T.prim_func
     def convolution(X: f.x(n), W: f.w, Y: f.y(n)):
@@ -377,7 +443,7 @@ def mixed_place(x: Any, classes: int, each: int, columns: int) -> tuple[Any, Any
 
 
 def image_gradient(f: ConvForm) -> Any:
-    """The kernel (dY, W, dX).
+    """The kernel (dY, W, dX), or with splits (dY, W, P, dX).  P: partial sums of the splits.
 
     With f.mixed, tiles of all classes run at the same time: those of few taps store while those of many multiply, and the
     pixels of neighbouring classes lie side by side.  From wave to wave, a block gets a tile of another class.
@@ -385,14 +451,41 @@ def image_gradient(f: ConvForm) -> Any:
     t, n, (height, width, channels) = f.tile, T.dynamic("n"), f.image
     down, across = Classes.of(f, 0), Classes.of(f, 1)
     pixels, whole = down.rows * across.rows, f.features % t.bk == 0
-    steps, kinds = f.features // t.bk, len(across.taps)
+    steps, kinds, each_tap = f.features // t.bk, len(across.taps), f.tap or channels
     classes = len(down.taps) * kinds
     pads = down.pad(f.out[0]), across.pad(f.out[1])
     layout = _rows_of_groups(t, 16 // dtype(f.kind).bytes)
     columns, rows, each = ceil(channels / t.bn), T.ceildiv(n * pixels, t.bm), f.mixed // classes  # tiles; of a class in a wave
+    divided = down.count(0) * across.count(0) * steps // f.splits
+
+    @T.macro
+    def load(dY, W, Ys, Ws, bx, by, k, a, b):
+        """Load step k of a tile."""
+        wide = across.count(b)
+        i, j, at = k // steps // wide, k // steps % wide, k % steps
+        T.im2col(dY, Ys, by, (down.at(a, i, True) * across.size + across.at(b, j, True)) * steps + at,
+                 (down.size, across.size), 1, 1, pads)
+        T.copy(W[at * t.bk, (down.at(a, i, False) * f.kernel[1] + across.at(b, j, False)) * each_tap + bx * t.bn], Ws)
 
     @T.prim_func
-    def convolution_image_gradient(dY: f.y(n), W: f.w, dX: f.x(n)):
+    def divided_image_gradient(dY: f.y(n), W: f.taps, P: T.Tensor((f.splits, n * pixels, channels), f.acc), dX: f.x(n)):
+        Rows = T.reshape(dX, (n * height * width, channels))
+        with T.Kernel(columns, rows, f.splits, threads=t.threads) as (bx, by, bz):
+            Ys, Ws = T.alloc_shared((t.bm, t.bk), f.kind), T.alloc_shared((t.bk, t.bn), f.kind)
+            acc = T.alloc_fragment((t.bm, t.bn), f.acc)
+            T.clear(acc)
+            for k in T.Pipelined(divided, num_stages=t.stages):
+                load(dY, W, Ys, Ws, bx, by, bz * divided + k, 0, 0)
+                T.gemm(Ys, Ws, acc)
+            T.copy(acc, P[bz, by * t.bm, bx * t.bn])
+        with T.Kernel(T.ceildiv(channels, _ADDED_UP[1]), T.ceildiv(n * pixels, _ADDED_UP[0]), threads=256) as (bx, by):
+            add_up(P, Rows, bx, by)
+
+    if f.splits > 1:
+        return divided_image_gradient
+
+    @T.prim_func
+    def convolution_image_gradient(dY: f.y(n), W: f.taps, dX: f.x(n)):
         Rows = T.reshape(dX, (n * height * width, channels))
         grid = (T.ceildiv(rows * columns, each) * each * classes, 1, 1) if each else (columns, rows, classes)
         with T.Kernel(*grid, threads=t.threads) as (x, y, z):
@@ -408,7 +501,7 @@ def image_gradient(f: ConvForm) -> Any:
                     i, j, at = k // steps // wide, k // steps % wide, k % steps
                     T.im2col(dY, Ys, by, (down.at(a, i, True) * across.size + across.at(b, j, True)) * steps + at,
                              (down.size, across.size), 1, 1, pads)
-                    T.copy(W[at * t.bk, (down.at(a, i, False) * f.kernel[1] + across.at(b, j, False)) * channels + bx * t.bn],
+                    T.copy(W[at * t.bk, (down.at(a, i, False) * f.kernel[1] + across.at(b, j, False)) * each_tap + bx * t.bn],
                            Ws)
                     T.gemm(Ys, Ws, acc)
             else:
@@ -426,7 +519,7 @@ def image_gradient(f: ConvForm) -> Any:
                         nth, column = e // f.features, bx * t.bn + j
                         tap = down.at(a, nth // wide, False) * f.kernel[1] + across.at(b, nth % wide, False)
                         Ws[i, j] = T.if_then_else((e < down.count(a) * wide * f.features) & (column < channels),
-                                                  W[e % f.features, tap * channels + column], T.cast(0, f.kind))
+                                                  W[e % f.features, tap * each_tap + column], T.cast(0, f.kind))
                     T.gemm(Ys, Ws, acc)
             if classes == 1:
                 T.copy(acc, Rows[by * t.bm, bx * t.bn])
@@ -463,12 +556,6 @@ def weight_gradient(f: ConvForm) -> Any:
                 T.gemm(Ys, Xs, acc, transpose_A=True)
             T.copy(acc, P[bz, by * t.bm, bx * t.bn])
         with T.Kernel(T.ceildiv(f.columns, across), T.ceildiv(f.features, down), threads=256) as (bx, by):
-            T.pdl_sync()
-            total = T.alloc_fragment(_ADDED_UP, f.acc)
-            T.clear(total)
-            for s in T.serial(f.splits):
-                for i, j in T.Parallel(down, across):
-                    total[i, j] += P[s, by * down + i, bx * across + j]
-            T.copy(total, dW[by * down, bx * across])
+            add_up(P, dW, bx, by)
 
     return convolution_weight_gradient
