@@ -16,6 +16,7 @@ CASES = {"3x3": (2, 7, 6, 64, 64, (3, 3), (1, 1), (1, 1), (1, 1), "float16"),
          "stride": (2, 8, 9, 64, 64, (3, 3), (2, 2), (1, 1), (1, 1), "float16"),
          "few channels": (2, 7, 6, 16, 32, (3, 3), (1, 1), (1, 1), (1, 1), "float16"),
          "1x1": (3, 6, 5, 32, 16, (1, 1), (2, 2), (0, 0), (1, 1), "float16"),
+         "four channels": (1, 6, 5, 4, 64, (3, 3), (1, 1), (1, 1), (1, 1), "float16"),
          "first layer": (1, 8, 9, 3, 32, (7, 7), (2, 2), (3, 3), (1, 1), "float16"),
          "patches": (1, 8, 9, 3, 16, (4, 4), (4, 4), (0, 0), (1, 1), "float16"),
          "odd blocks": (1, 9, 10, 5, 16, (3, 2), (2, 3), (1, 0), (1, 1), "float16"),
@@ -54,9 +55,24 @@ def test_results_and_gradients_of_the_reference_interpreter():
     check("1x1", "tile", 1e-3)
 
 
-@pytest.mark.parametrize("name", ["3x3", "stride", "uneven", "first layer", "patches", "odd blocks"])
+@pytest.mark.parametrize("name", ["3x3", "stride", "uneven", "four channels", "first layer", "patches", "odd blocks"])
 def test_results_and_gradients_on_the_device_simulator(name):
     check(name, "cuda -arch=sm_90a", 1e-3)
+
+
+def test_blocks_divide_the_columns_of_weights(monkeypatch):
+    """Partial sums of three blocks, added up by a second launch, forward and for the gradient of images."""
+    monkeypatch.setattr(convolution, "splits_of", lambda tile, sizes, size, sms: 3)
+    monkeypatch.setattr(convolution, "tiled", convolution.tiled.__wrapped__)
+    check("3x3", "cuda -arch=sm_90a", 1e-3)
+
+
+def test_many_steps_of_few_tiles_are_divided():
+    """A 7 x 7 image of 512 channels has 16 tiles of 72 steps; 32 of them have tiles enough for all SMs."""
+    place = Place(Target("cuda -arch=sm_90a"), None, 132)
+    x, w = np.empty((1, 7, 7, 512), np.float16), np.empty((512, 3, 3, 512), np.float16)
+    f = convolution._form(x, w, [1, 1], [1, 1], [1, 1])
+    assert convolution.tiled(f, place, 49).splits > 1 and convolution.tiled(f, place, 64 * 49).splits == 1
 
 
 @pytest.mark.parametrize("images, size, channels", [(4, 128, 48), (8, 32, 320)])
