@@ -5,7 +5,8 @@ import pytest
 
 import tilelang.language as T
 from tilelang import errors
-from tilelang.library import create_block_mask, flash_attention, flex_attention
+from tilelang.library import create_block_mask, flash_attention, flash_attention_backward, flex_attention
+from tilelang.library.attention import flex_attention as flex
 from tilelang.library.attention.flex_attention import growing
 
 TARGETS = {"tile": "tile", "cpu": None, "sm_90a": {"kind": "cuda", "arch": "sm_90a"},
@@ -188,3 +189,18 @@ def test_a_block_mask_is_made_anew_when_a_variable_of_its_function_changes():
     wide = flex_attention(q, k, v, block_mask=create_block_mask(mask_mod, 100, 100))
     assert np.allclose(wide, flash_attention(q, k, v, causal=True, window=(59, 0)), atol=1e-5)
     assert not np.allclose(first, wide, atol=0.1)
+
+
+@pytest.mark.parametrize("rows", [64, 192])
+def test_dq_of_masks_whose_blocks_have_64_queries_read_the_list_of_other_queries(rows):
+    """Blocks of 128 queries computed dQ of stored gradients, all by the mask's list of the first ones."""
+    q, k, v = arrays(2 * rows, 2 * rows, heads=1, dim=96)
+    mask = create_block_mask(lambda b, h, i, j: j <= i, 2 * rows, 2 * rows, block=(rows, 64))
+    number = flex._number(None, ((), ()), mask.key)
+    given = None, None, mask.blocks, mask.columns, number, None, "bshd", "cuda -arch=sm_90a"
+    out, lse = flex._FUNCTION.forward(q, k, v, *given)
+    grad = np.random.default_rng(1).standard_normal(out.shape).astype(np.float16)
+    found = flex._FUNCTION.backward(q, k, v, out, lse, *given, grad, None)
+    wanted = flash_attention_backward(q, k, v, out, lse, grad, causal=True)
+    for x, y in zip(found, wanted):
+        assert np.abs(x.astype(np.float64) - y).max() <= 2.0**-8 * np.abs(y).max()

@@ -333,8 +333,9 @@ def stored_form(f: BackwardForm, sms: int, opened: bool = False) -> BackwardForm
             and (opened and (z.seq_q <= OWN_QUERIES or mask == Mask())
                  or -n * f.plain.group * z.seq_q >= 256 * ROUGHLY_TWO * sms)
             and (not f.packed or z.seq_q >= LONG * z.batch))
-    rows = 256 if tall else 128
-    return replace(f, query=Tile(rows, 64, min(4, STAGED // (128 * (rows + z.dim))), 256), stored=-n)
+    across = f.functions.block[0] if f.functions.block else 128
+    rows = 256 if tall else 128 if across % 128 == 0 else 64  # rows that one list of a mask is for
+    return replace(f, query=Tile(rows, 64, min(4, STAGED // (128 * (rows + z.dim))), 256 if rows > 64 else 128), stored=-n)
 
 
 def backward_tiles(m: Machine, p: AttentionProblem, deterministic: bool,

@@ -447,6 +447,7 @@ def steps_of(head: Callable[[Any], Any], shared: int, length: int, found: tuple[
             return Steps(1, lambda g: last - first, lambda g, n: (head(0), (first + n) * length))
         each = T.max(1, last - first)
         return Steps(1, lambda g: shared * (last - first), lambda g, n: (head(n // each), (first + n % each) * length))
+    assert across % length == 0, "tiles divide the blocks of a mask"
     blocks, b, other = lists
     several, per = blocks.shape[1] > 1 and shared > 1, across // length
 
@@ -490,6 +491,7 @@ def key_launches(f, tensors, facts, arguments, Columns, results):
     (Q, K, V, dO, Sum), (scale, first, X0, X1), (dK, dV) = tensors, arguments, results
     seq_q, seq_k, group, functions, tile, query = *f.sizes[1:3], f.plain.group, f.functions, f.plain.tile, f.query
     across, along = (None, None) if functions.block is None else functions.block
+    assert along is None or along % tile.keys == 0, "all keys of a block have one list of the mask"
     with T.Kernel(T.ceildiv(seq_k, tile.keys), *f.launched(1), threads=tile.threads) as (bx, y, z):
         b, hk = f.head(first, y, z, 1)
         k0 = bx * tile.keys
@@ -515,6 +517,7 @@ def query_launch(f, tensors, facts, arguments, Rows, dQ, own=None):
     (Q, K, V, dO, Sum), (scale, first, X0, X1), query = tensors, arguments, f.query
     seq_q, seq_k, group, functions = *f.sizes[1:3], f.plain.group, f.functions
     across, along = (None, None) if functions.block is None else functions.block
+    assert across is None or across % query.rows == 0, "all queries of a block have one list of the mask"
     with T.Kernel(T.ceildiv(seq_q, query.rows), *f.launched(group), threads=query.threads) as (bx, y, z):
         b, h = f.head(first, y, z, group)
         row = bx * query.rows
