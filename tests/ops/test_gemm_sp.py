@@ -8,7 +8,7 @@ import pytest
 from covering import every_pair
 
 import tilelang.language as T
-from tilelang.ir import Call, Load, walk
+from tilelang.ir import AddressOf, Call, Load, convert, walk
 from tilelang.jit.building import _ptxas_faults
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
@@ -129,6 +129,14 @@ def test_metadata_stay_in_registers_while_their_gemm_runs(dtype, m, bm, bn, bk, 
             assert all(sets[-1] not in x for x in flying)
     assert len(set(sets)) == 2 and {c.options.n for c in loop if c.op == "wgmma_wait"} == {1}
     np.testing.assert_array_equal(run_device(lowered, given).outputs["C"], want)
+
+
+def test_metadata_had_a_wait_and_a_release_of_their_own_and_five_stages():
+    """A ring of their own takes a wait, a fence and an arrival between two GEMMs, and five stages take longer than four."""
+    lowered = lower(program(128, 256, 4096, 128, 256, 64, "float16", "uint8", True, True, 3, 256).func, H200)
+    waits = [c for c in walk(lowered.kernels[0].body, Call) if c.op == "mbarrier_wait"]
+    barriers = {x.buffer.name: x.buffer.shape[0] for c in waits for x in walk(c.args[0], AddressOf)}
+    assert {name: int(convert(n).value) for name, n in barriers.items()} == {"As_Es_Bs_full": 4, "As_Es_Bs_empty": 4}
 
 
 @pytest.mark.parametrize("dtype,meta", [("float16", "uint8"), ("bfloat16", "int32"), ("int8", "int16")])
