@@ -191,11 +191,12 @@ def test_a_block_mask_is_made_anew_when_a_variable_of_its_function_changes():
     assert not np.allclose(first, wide, atol=0.1)
 
 
-@pytest.mark.parametrize("rows", [64, 192])
-def test_dq_of_masks_whose_blocks_have_64_queries_read_the_list_of_other_queries(rows):
-    """Blocks of 128 queries computed dQ of stored gradients, all by the mask's list of the first ones."""
-    q, k, v = arrays(2 * rows, 2 * rows, heads=1, dim=96)
-    mask = create_block_mask(lambda b, h, i, j: j <= i, 2 * rows, 2 * rows, block=(rows, 64))
+@pytest.mark.parametrize("rows, keys", [(64, 64), (192, 64), (128, 64), (64, 128)])
+def test_gradients_under_masks_of_small_blocks_read_the_list_of_other_blocks(rows, keys):
+    """Blocks of 128 queries computed dQ of stored gradients, all by the mask's list of the first ones; blocks of 128 keys dK."""
+    seq = 2 * max(rows, keys)
+    q, k, v = arrays(seq, seq, heads=1, dim=96)
+    mask = create_block_mask(lambda b, h, i, j: j <= i, seq, seq, block=(rows, keys))
     number = flex._number(None, ((), ()), mask.key)
     given = None, None, mask.blocks, mask.columns, number, None, "bshd", "cuda -arch=sm_90a"
     out, lse = flex._FUNCTION.forward(q, k, v, *given)

@@ -277,7 +277,8 @@ def fitted(f: BackwardForm, machine: Machine, at: Place, opened: bool = False) -
         return f
     sms, tile = at.target.limits.sm_count, f.plain.tile
     if tile.keys < 128 and not f.packed:
-        found = _tile(machine, f.sizes, f.dtype, f.functions.block or (128, 128), f.sizes.dim_v)
+        across, along = f.functions.block or (128, 128)
+        found = _tile(machine, f.sizes, f.dtype, (along, across), f.sizes.dim_v)
         tile = Tile(min(64, found.keys), found.rows, found.stages, found.threads)
         lean = stored_form(replace(f, plain=replace(f.plain, tile=tile), lean=True), sms, opened)
         if (tile.keys, tile.rows) == (128, 64) and lean.stored:
