@@ -180,6 +180,9 @@ CASES: dict[str, Case] = {
         lambda q, k, v, x: flash_attention(q, k, v, causal=True, sinks=x), with_sinks, anew=2, fixed=False),
     "flex_attention": Case(heads(64, 64, 64), lambda q, k, v: flex_attention(
         q, k, v, score_mod=soft_cap, block_mask=masks(q.shape[1], q.device)), capped, anew=2, fixed=False),
+    "flex_attention small blocks": Case(heads(96, 96, 96), lambda q, k, v: flex_attention(
+        q, k, v, block_mask=masks(q.shape[1], q.device, 64)), lambda q, k, v: attention(q, k, v, is_causal=True), anew=2,
+        fixed=False),
     "mla_prefill": Case(lambda draw, s: (draw(2, s, 2, 192), draw(2, s, 2, 128), draw(2, s, 64), draw(2, s, 2, 128)),
                         mla_prefill, latent, anew=2, fixed=False),
     "AttentionEngine": Case(heads(64, 64, 64), lambda q, k, v: SIGMOID(q, k, v),
@@ -213,9 +216,9 @@ SIGMOID, RELU = AttentionEngine(Sigmoid(bias=-4.0)), LinearAttentionEngine(q_mod
 _MASKS: dict[Any, Any] = {}
 
 
-def masks(seq: int, device: Any) -> Any:
+def masks(seq: int, device: Any, block: int = 128) -> Any:
     """The mask of not_later, made once for each length: the blocks are listed on the host."""
-    return _MASKS[seq, device]
+    return _MASKS[seq, device, block]
 
 
 def make(case: Case, device: str, length: int, element: torch.dtype = torch.bfloat16, seed: int = 0) -> list[torch.Tensor]:
@@ -227,5 +230,6 @@ def make(case: Case, device: str, length: int, element: torch.dtype = torch.bflo
         return x if kind else x.to(element)
 
     where = torch.empty(0, device=device).device
-    _MASKS.setdefault((length, where), create_block_mask(not_later, length, length, device=where))
+    for n in (64, 128):
+        _MASKS.setdefault((length, where, n), create_block_mask(not_later, length, length, block=(n, n), device=where))
     return [x.detach().requires_grad_() for x in case.make(draw, length)]
