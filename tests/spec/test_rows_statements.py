@@ -269,6 +269,30 @@ def test_a_loop_layout_that_is_not_injective_is_refused():
     assert e.value.kind == "layout-not-injective" and "loop_layout" in str(e.value)
 
 
+@pytest.mark.parametrize("form", ("loop", "role", "copy"))
+def test_iterations_of_threads_that_a_block_does_not_have_were_left_out(form):
+    layout = T.Fragment((16, 16), forward_fn=lambda i, j: (i * 16 + j, 0))
+
+    @T.prim_func
+    def f(X: T.Tensor((16, 16), "float32")):
+        with T.Kernel(1, threads=384 if form == "role" else 64):
+            if form == "role":
+                with T.ws(0):
+                    for i, j in T.Parallel(16, 16, loop_layout=layout):
+                        X[i, j] = 1
+            elif form == "copy":
+                S = T.alloc_shared((16, 16), "float32")
+                T.copy(X, S, loop_layout=layout)
+                T.copy(S, X)
+            else:
+                for i, j in T.Parallel(16, 16, loop_layout=layout):
+                    X[i, j] = 1
+
+    with pytest.raises(TileLangError, match="uses 256 threads") as e:
+        lower(f.func, Target({"kind": "cuda", "arch": "sm_90a"}), {})
+    assert e.value.kind == "layout-conflict" and "loop_layout=layout" in str(e.value)
+
+
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_threads_that_a_loop_layout_leaves_out_stored_elements_behind_the_last(on):
     layout = T.Fragment((4, 8), forward_fn=lambda t, v: (t, v))

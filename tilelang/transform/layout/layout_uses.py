@@ -79,6 +79,7 @@ class Uses:
             case TileOp():
                 self.ops.append(s)
                 self.threads_of[id(s)] = self.current_threads
+                self._check_threads(s)
                 if self.cut:
                     self.cutting.add(id(s))
                 self._collect_exprs((s,), belongs=True)  # a run-time bound or value may be read from a fragment
@@ -155,10 +156,17 @@ class Uses:
             raise error("layout-conflict", f"loop_layout of a parallel loop over {extents} must be a Fragment of that shape, "
                         f"found {given!r}", expected=f"a Fragment of shape {extents}", span=s.span,
                         hint="give the Fragment one index per loop, with its extent")
+        self._check_threads(s)
         static = tuple(n for n in extents if isinstance(n, int))
         if touches and len(static) == len(extents):
             self.loops[id(s)] = Loop(s, static, touches, serial_dims(s.vars, static, written))
         self.accesses += memory_accesses(s, self.analyzer)
+
+    def _check_threads(self, s: Any) -> None:
+        given, most = getattr(getattr(s, "plan", None), "loop_layout", None), self.current_threads
+        if isinstance(given, Fragment) and given.threads > most:  # no thread would run the other iterations
+            raise error("layout-conflict", f"the loop_layout uses ‹{given.threads} threads›, here are {most}",
+                        expected=f"at most {most} threads", span=s.span)
 
     def _check_shapes(self) -> None:
         for b in self.buffers:

@@ -219,7 +219,7 @@ def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...]
         lane_dim, w = wanted_width(lw, vars, extents, body)
         w = 1 if w > 1 and _atomics_along(body, vars[lane_dim], lw.known.analyzer) else w
         return flat(_one_negative(extents, lw.known.analyzer), lw.thread, lw.num_threads, w, lane_dim), False
-    partitions = [] if loop_layout is None else [loop_layout.with_threads(max(loop_layout.threads, lw.num_threads))]
+    partitions = [] if loop_layout is None else [loop_layout.with_threads(lw.num_threads)]
     partitions += fragment_partitions(lw, vars, extents, body)
     partitions = [s for s in partitions if not (once and _replicas(s) > 1)]
     lane_dim, w = wanted_width(lw, vars, extents, body)
