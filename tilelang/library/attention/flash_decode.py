@@ -246,8 +246,8 @@ def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_tabl
 
     splits: blocks that share the keys of a sequence; None: from a cost model of the capacity.  plan: decode_plan of the same
     arguments, made once for all layers of a step; None: made here where full tables take long.  Other arguments and the error
-    bound: as flash_attention; with float8 caches scores may be off by 2^-13 scale |q||k| besides, since the matrix unit of
-    sm_90 adds products of float8 with about 13 bits.  return_lse: (batch, heads, seq_q), or (batch, heads).
+    bound: as flash_attention; with float8 caches scores may be off by 2^-13 scale |q||k| besides, since the MMAs of
+    sm_90 accumulate float8 values with about 13 bits.  return_lse: (batch, heads, seq_q), or (batch, heads).
     Results are the same bits for the same inputs, splits and plan.
     tune: as for flash_attention; tiles and splits are timed with the lengths of the first call.
 

@@ -29,7 +29,7 @@ def index_scores(q: Any, k: Any, weights: Any, q_scale: Any = None, k_scale: Any
     q: (queries, heads, dim); k: (keys, dim): both float8_e4m3fn, float16 or bfloat16; dim a multiple of 32 up to 256, up to 128
     heads. weights, q_scale: (queries, heads), float32; k_scale: (keys,), float32; scales are positive, None is 1. ends:
     (queries,) int32: scores of keys from ends[i] on are -inf, and most of them take no time; None: all keys.
-    Sums are float32; the matrix unit of sm_90 adds products of float8 with about 13 bits.
+    Sums are float32; the MMAs of sm_90 accumulate float8 values with about 13 bits.
     Raises attention-argument, attention-shape, attention-gradient.
 
     >>> rng = np.random.default_rng(0)
