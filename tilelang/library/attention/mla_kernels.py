@@ -382,10 +382,9 @@ def convert_pair(f: MlaForm, tiles: Tiles, held: Any, regions: Any, phase: Any) 
 
 
 @T.macro
-def gather_piece(KV, begin, tile, g, tiles, piece, phase, rows, at):
-    """Copy the columns from `begin` on of a thread's rows to a piece of stage g; zeros for -1. at: the first element of each
-    row that the thread copies. Elements are counted in one dimension, so that addresses are at[r] and a constant."""
-    t = T.get_thread_binding() - 256
+def gather_piece(KV, begin, tile, g, tiles, piece, phase, rows, at, t):
+    """Copy the columns from `begin` on of the rows of thread t to a piece of stage g; zeros for -1. at: the first element of
+    each row that the thread copies. Elements are counted in one dimension, so that addresses are at[r] and a constant."""
     elements = T.reshape(KV, (KV.shape[0] * KV.shape[1] * KV.shape[2],))
     if piece > 0:
         T.mbarrier_wait_parity(tiles.free[3 * g + piece], phase)
@@ -411,7 +410,9 @@ def gather(g, tiles, cache, s, key, count, phase, held):
 
     held: (rows, ahead, at). ahead: the rows of this tile; afterwards, of the next. at: their first elements."""
     (KV, Table), (rows, ahead, at) = cache, held
-    t = T.get_thread_binding() - 256
+    # The number of a thread comes from a shuffle, so that no loop keeps the 36 addresses in shared memory that depend on it:
+    # ptxas of CUDA 13.0 spills them, and loads each in front of its copy.
+    t = T.bind(T.shfl_sync(T.get_thread_binding() - 256, T.get_lane_idx()))
     for r in T.unroll(ROWS_EACH):
         rows[r] = ahead[r]
         at[r] = T.cast(T.max(ahead[r], 0), "int64") * KV.shape[2] + t % 8 * 8
@@ -421,9 +422,9 @@ def gather(g, tiles, cache, s, key, count, phase, held):
         for r in T.unroll(ROWS_EACH):
             tiles.places[g, t // 8 + KEYS // ROWS_EACH * r] = rows[r]
     T.mbarrier_arrive(tiles.full[3 * g])  # the places; the copies arrive too
-    gather_piece(KV, 0, tiles.left, g, tiles, 0, phase, rows, at)
-    gather_piece(KV, tiles.left.shape[2], tiles.right, g, tiles, 1, phase, rows, at)
-    gather_piece(KV, 2 * tiles.left.shape[2], tiles.rope, g, tiles, 2, phase, rows, at)
+    gather_piece(KV, 0, tiles.left, g, tiles, 0, phase, rows, at, t)
+    gather_piece(KV, tiles.left.shape[2], tiles.right, g, tiles, 1, phase, rows, at, t)
+    gather_piece(KV, 2 * tiles.left.shape[2], tiles.rope, g, tiles, 2, phase, rows, at, t)
 
 
 @T.macro
