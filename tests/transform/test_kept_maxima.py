@@ -8,6 +8,7 @@ from test_small_tanh import after_maxima, main_loop
 import tilelang.language as T
 from tilelang.simulator import run_device
 from tilelang.transform.pipeline import DEVICE_PASSES
+from tilelang.transform.registers import kept_maxima as module
 from tilelang.transform.registers.kept_maxima import kept_maxima
 
 N, DIM, KEYS = 64, 64, 64  # queries, columns, keys of a tile
@@ -62,6 +63,15 @@ def test_attention_is_right_for_any_scores(by_tile, by_warp, cap):
     found, want, v = attention(cap, by_tile, by_warp)
     assert np.abs(found[0] - want[0]).max() <= 2.0**-10 * np.abs(v).max() * 1.1
     assert np.abs(found[1] - want[1]).max() <= cap * 8 * 2.0**-24 + 1e-5
+
+
+def test_threads_with_few_registers_wait_for_all_gemms_at_once(monkeypatch):
+    monkeypatch.setattr(module, "MANY", 512)
+    monkeypatch.setitem(LOWERED, (30.0, 3), after_maxima(30.0, N, 3 * KEYS, DIM))
+    body = main_loop(lowered(30.0, 3)).partition("if (large")[0]
+    assert body.count("tl::weights_S") == 1 and body.count("wgmma_wait<0>") == 1 and "wgmma_wait<1>" not in body
+    found, want, v = attention(30.0, [0, 1, 6], [0, 2, -3, 5])
+    assert np.abs(found[0] - want[0]).max() <= 2.0**-10 * np.abs(v).max() * 1.1
 
 
 def test_a_row_with_nan_keeps_it_for_itself():

@@ -1,26 +1,29 @@
 """Computes weights with the maxima of rows so far, and seeks maxima only where the weights say that one may move.
 
-    for r: before[r] = top[r]                                  wait (0); releases
-    wait (1); release                                          for r: before[r] = top[r]
-    for r: part[r] = max over S[r, …] and over lanes           for r, j: e = f(S[r, j]) with a polynomial
-    for r: top[r] = c tanh(k part[r])                                    sum[r] += e;  P[r, j] = float16(e)
-    for r: top[r] = top[r] if (top[r] - before[r]) * d         large = any_sync(not sum[r] <= bound of top[r], of all r)
-                    > LAG else before[r]                       if large:
-    for r: factor[r] = exp2((before[r] - top[r]) * d)              the loops on the left
-    for r, j: S[r, j] = f(S[r, j])                     ->          for r: total[r] = total[r] * factor[r]
-    if …: for r, j: S[r, j] = … (a mask)                           for r, d: acc[r, d] = acc[r, d] * factor[r]
-    for r: sum[r] = sum over S[r, …]                           for r: total[r] = total[r] + sum[r]
-    for r: total[r] = total[r] * factor[r] + sum[r]
-    wait (0); releases
-    for r, d: acc[r, d] = acc[r, d] * factor[r]
+    for r: before[r] = top[r]                                  for r: before[r] = top[r]
+    wait (1); release                                          wait (1); release
+    for r: part[r] = max over S[r, …] and over lanes           for r, j in the first half: e = f(S[r, j]) by a polynomial
+    for r: top[r] = c tanh(k part[r])                                                      sum[r] += e;  E[r, j] = e
+    for r: top[r] = top[r] if (top[r] - before[r]) * d         wait (0); releases
+                    > LAG else before[r]                       for r, j in the first half: P[r, j] = float16(E[r, j])
+    for r: factor[r] = exp2(before[r] - top[r])                for r, j in the other half: e = f(S[r, j]) by a polynomial
+    for r, j: S[r, j] = f(S[r, j])                     ->                                  sum[r] += e;  P[r, j] = float16(e)
+    if …: for r, j: S[r, j] = … (a mask)                       large = any_sync(… or not sum[r] <= bound of top[r], of all r)
+    for r: sum[r] = sum over S[r, …]                           if large:
+    for r: total[r] = total[r] * factor[r] + sum[r]                what else is on the left
+    wait (0); releases                                             for r: total[r] = total[r] * factor[r]
+    for r, d: acc[r, d] = acc[r, d] * factor[r]                for r: total[r] = total[r] + sum[r]
     for r, j: P[r, j] = float16(S[r, j])
 
 where f(s) = exp2(c tanh(k s) - top[r]).  Maxima, their exchange between lanes, the time for which exponentials wait for both,
-and a vote about the range of the polynomial are left out.  No weight is larger than the sum that a thread adds it to.  So where
-that is at most 2^(LAG / d), the condition is false in each lane: `top` stays, and factors are 1.  The polynomial p rises
-everywhere: where the sum is at most 2^(c p(L) - top[r]) too, all arguments are at most L.  Below -L, p is less than tanh, and
-weights are off by less than 2^-26 of that of a score of 0, which counts no more than the row's largest where top[r] >= 0
-(LEAST_ANCHORED).  Where a mask hides keys, the branch is taken, and where a sum is NaN, too.
+and a vote about the range of the polynomial are left out, and conversions fill issue slots that exponentials leave.
+
+No weight is larger than the sum that a thread adds it to.  So where that is at most 2^(LAG / d), the condition is false in each
+lane: `top` stays, and factors are 1.  The polynomial p rises everywhere: where the sum is at most 2^(c p(L) - top[r]) too, all
+arguments are at most L.  Below -L, p is less than tanh, and weights are off by less than 2^-26 of that of a score of 0, which
+counts no more than the row's largest where top[r] >= 0 (LEAST_ANCHORED).  Where a mask hides keys, and where a sum is NaN, the
+branch is taken.  S stays until then, so half of the weights take registers while a GEMM reads P: where a thread has few, all
+weights come behind the wait.  The branch has no polynomial: ptxas would keep what both have in common.
 """
 
 from __future__ import annotations
