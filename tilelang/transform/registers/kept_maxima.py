@@ -124,7 +124,7 @@ def _kept(loop: For, launch: Launch, many: bool) -> Stmt | None:
         *(total if i == place else body[i] for i in range(sums + 1, last))))
 
 
-def _halves(nest: For, top: Load) -> tuple[Any, Any]:
+def _halves(nest: Any, top: Load) -> tuple[Any, Any]:
     """The nest in two: each has half of the columns."""
     loops, rows = [x for x in walk(nest, For)], free_vars(top)
     column = max((x for x in loops if x.var not in rows), key=lambda x: x.extent.value)  # type: ignore[attr-defined]
@@ -177,7 +177,9 @@ def _lag(body: list[Stmt], reduced: int, nest: int, top: Load, tanh: Any, factor
     begun, found, lanes = rows_at_once(body[reduced])  # type: ignore[misc]
     if not is_const(_inner(begun).value, -math.inf) or any(getattr(x.value, "op", "") != "max" for x in walk(lanes, Store)):
         return None
-    same, changed, lag, before = {_inner(found).buffer.data}, set[Any](), None, None
+    same, changed = {_inner(found).buffer.data}, set[Any]()
+    lag: float | None = None
+    before: Any = None
     for s in body[reduced + 1:nest]:
         if isinstance(s, (Alloc, Bind)) or calls(s, "wgmma_hold"):
             continue
@@ -199,9 +201,9 @@ def _lag(body: list[Stmt], reduced: int, nest: int, top: Load, tanh: Any, factor
                 v.args[0], top.buffer, before):  # type: ignore[attr-defined]
             return None
     kept = next((i for i in range(reduced - 1, -1, -1) if lag is not None and any(
-        writes(body[i], y) for y in (top.buffer, before))), None)  # type: ignore[arg-type]
+        writes(body[i], y) for y in (top.buffer, before))), None)
     copied = None if kept is None else row_loop(body[kept])
-    return lag if copied is not None and copied[1].buffer.data is before.data and is_row(  # type: ignore[union-attr]
+    return lag if copied is not None and copied[1].buffer.data is before.data and is_row(
         copied[1].value, top.buffer, copied[0]) else None
 
 
