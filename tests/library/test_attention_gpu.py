@@ -170,12 +170,15 @@ FLEX = {
 
 
 @pytest.mark.parametrize("dtype", ROUND)
-@pytest.mark.parametrize("size", [1.0, 12.0])  # arguments of tanh below and above those of its polynomial
+@pytest.mark.parametrize("size", [1.0, 12.0, "rising"])  # arguments of tanh below and above those of its polynomial
 @pytest.mark.parametrize("name", FLEX)
 def test_flex_attention(name, size, dtype):
     change, exact, mask = FLEX[name]
     q, k, v = (random(2, 1300, h, 128, dtype=dtype) for h in (4, 2, 2))
-    q = q * size
+    if size == "rising":  # so that maxima move
+        k = (k * torch.linspace(0.0, 12.0, 1300, device="cuda")[:, None, None]).to(k.dtype)
+    else:
+        q = q * size
     read = ((torch.arange(1300, device="cuda") // 350).int(),) if name == "documents" else ()
     blocks = None if mask is None else create_block_mask(mask, 1300, 1300, device="cuda", tensors=read)
     out, lse = flex_attention(q, k, v, score_mod=change, block_mask=blocks, tensors=read, return_lse=True)
