@@ -225,3 +225,15 @@ def test_full_and_masked_tiles_in_two_loops_are_both_overlapped(stages):
     if nvrtc.available():
         cubin = nvrtc.compile_cubin(print_kernel(kernel), "sm_90a")
         assert cubin.spills == 0 and "C75" not in cubin.log, cubin.log
+
+
+@pytest.mark.parametrize("name, threads, first", [("backward", 128, True), ("two_products", 256, False)])
+def test_gemms_that_start_together_wait_for_all_their_tiles_where_threads_use_the_first_result(name, threads, first):
+    """ptxas lets the warps of a group meet after each wait between GEMMs. A loop of GEMMs alone starts the first at once."""
+    make, _ = SHAPES[name]
+    (kernel,) = lowered(make(threads=threads).func).kernels
+    ops = [c.op for c in walk(next(x for x in walk(kernel.launch.body, For) if any(
+        c.op == "wgmma" for c in walk(x, Call))), Call) if c.op in ("wgmma", "wgmma_fence", "mbarrier_wait", "wgmma_wait")]
+    start = ops.index("wgmma")
+    run = ops[start:ops.index("wgmma_wait", start)]
+    assert ("mbarrier_wait" not in run and "wgmma_fence" not in run) == first, ops

@@ -74,11 +74,11 @@ class GemmSchedule(Options):
     """Set by the program: k_pack (matrix cores of other vendors); wait = -1: T.wgmma_gemm, which does not wait.
     Decided by passes: instruction: name of an MMA_ROWS or WGMMA_ROWS row, or "simt"; warps along M and N; wait: how many later
     wgmma groups may still be in flight when the next statement begins, -1 for no wait.  in_flight: other wgmma are in flight
-    when it starts.  behind: values that it reads are waited for here.  exchanged: c holds the
-    transpose of a @ b, so that M of the operands is the number of columns of c.  columns: neighbours of M that a lane loads at
-    once of an operand a with K outermost.  kept: an operand in registers is a copy of a shared tile, in the order of its
-    wide loads.  urgent: its warps issue before those of other blocks.  transposed: loads of shared memory transpose operands
-    with K outermost.
+    when it starts.  joined: it starts with the GEMM before it, whose fence orders its registers too.  behind: values that it
+    reads are waited for here.  exchanged: c holds the transpose of a @ b, so that M of the operands is the number of columns of
+    c.  columns: neighbours of M that a lane loads at once of an operand a with K outermost.  kept: an operand in registers is a
+    copy of a shared tile, in the order of its wide loads.  urgent: its warps issue before those of other blocks.  transposed:
+    loads of shared memory transpose operands with K outermost.
     """
 
     k_pack: int = 1
@@ -86,6 +86,7 @@ class GemmSchedule(Options):
     warps: tuple[int, int] | None = None
     wait: int | None = None
     in_flight: bool = False
+    joined: bool = False
     behind: bool = False
     exchanged: bool = False
     columns: int = 1

@@ -281,7 +281,7 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
     if running <= 0 and a_local is not None:
         pins.append(_pin(a_local))
     words = cx.local_of(op.metadata.buffer) if row.sparse else None
-    stmts: list[Stmt] = [*pins, do("wgmma_fence")]
+    stmts: list[Stmt] = [*pins, *([] if op.plan.joined else [do("wgmma_fence")])]
     for step in range(steps):
         k = step * row.shape[2]
         scale = _scale(op, cx, step)

@@ -12,7 +12,7 @@ there.  Where nothing needs it, it stays in flight until it has started again on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
+from itertools import count, takewhile
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, For, If, Parallel, Select, Stmt, Var, binary, call, cast,
@@ -84,6 +84,7 @@ class _Emitter:
         bound: dict[int, dict[Any, Expr]] = {s: {} for s in its}
         flying: list[Buffer] = [b for b in self.carried] if cyclic else []
         begun = False  # whether this group starts GEMMs
+        stages, joined = self.starts(events, waits)
         for n, e in enumerate((*events, None)):
             w = waits.get(n)
             if w is not None:
@@ -105,13 +106,14 @@ class _Emitter:
             under = [x.item for x in events[n + 1:] if x.stage == e.stage and e.item in self.loop.gemms]
             *binds, s = self.bound(self.loop.items[e.item].stmt, it, bound[e.stage], under)
             out += binds
-            out += self.full([x for x in self.r.rings if self.first[id(x)] == e.item and x not in self.awaited], it)
+            out += self.full(stages[n], it)
             if e.item in self.loop.gemms:
                 if cyclic and e.item == self.opens:
                     later = binary("gt", its[0], convert(self.r.loop.start) + 1)
                     out, begun = [*out, If(logical("or", self.second, later), self.ping_pong(0))], True
                 c = self.loop.gemm(e.item).c.buffer
-                out.append(with_options(s, wait=-1, in_flight=any(b.data is c.data for b in flying) or None))
+                out.append(with_options(s, wait=-1, in_flight=any(b.data is c.data for b in flying) or None,
+                                        joined=n in joined or None))
                 flying.append(c)
             else:
                 out.append(s)
@@ -130,6 +132,28 @@ class _Emitter:
         loads = {b.var for b in needed_binds(body.pure, used) if touches(b.value) and b.var not in body.late}
         *binds, s = _bound(body.pure, self.r.loop.var, [s], it, known, loads)
         return [*binds, self.r.select(s, it)]
+
+    def starts(self, events: Sequence[Event], waits: dict[int, Wait]) -> tuple[list[list[Ring]], set[int]]:
+        """(the rings of which a stage is waited for in front of each event, places of GEMMs that need no fence).
+
+        GEMMs of one iteration that follow each other start together, once all their tiles are there, where threads work on the
+        result of the first: their path counts there, and ptxas lets the warps of a group meet after each wait.
+        """
+        gemms, items = self.loop.gemms, self.loop.items
+        rings = [[x for x in self.r.rings if self.first[id(x)] == e.item and x not in self.awaited] for e in events]
+        joined = set[int]()
+        for n, e in enumerate(events):
+            if n in joined or e.item not in gemms:
+                continue
+            run = list(takewhile(lambda q, n=n: events[q].item in gemms and (q == n or q not in waits), range(n, len(events))))
+            same, c = [q for q in run[1:] if events[q].stage == e.stage], self.loop.gemm(e.item).c.buffer.data
+            if same and any(i not in gemms and items[i].touches(c) for i in self.loop.own) and all(
+                    self.loop.gemm(events[q].item).sparsity == 1 for q in run):
+                joined.update(run[1:])
+                rings[n] += [x for q in same for x in rings[q]]
+                for q in same:
+                    rings[q] = []
+        return rings, joined
 
     def full(self, rings: Iterable[Ring], it: Expr) -> list[Stmt]:
         """The waits for the stages of an iteration."""
