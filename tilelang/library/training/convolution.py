@@ -232,7 +232,7 @@ def _gradient(x: Any, weight: Any, needs: list[bool], stride: list[int], padding
             g, images, weights = found
             w, to = _gathered(at, weights, weight), empty(x, (x.shape[0], *images.shape), f.kind)
         g = tiled(g, at, power(x.shape[0]) * f.out[0] * f.out[1], True)
-        if at.chip.kind == "wgmma" and g.image[2] * dtype(g.kind).bytes % 16:  # TMA loads whole 16 bytes of a tap
+        if g.splits > 1 and g.image[2] * dtype(g.kind).bytes % 16:  # TMA loads whole 16 bytes of a tap; a copy takes 3 us
             w = padded(w, -g.image[2] % (16 // dtype(g.kind).bytes))
             g = g._replace(tap=int(w.shape[3]))
         call = _in_splits(g, at, image_gradient, contiguous(w).reshape(g.features, -1), (g.image[0] * g.image[1], g.image[2]))
