@@ -109,9 +109,9 @@ def run_text(host_ir: str, sig: Signature, name: str, cuda: bool) -> str:
     with w.unless_0(w.ins("call i32 @tl_launch(ptr %frame)")):
         code = str(FAILED)
         if cuda:
-            status = w.ins("load i32, ptr @tl_status")
+            status = w.at("@tl_status", 0, "i32")
             w.put("%frame", at.status, "i32", status)
-            code = w.ins(f"select i1 {w.ins(f'icmp eq i32 {status}, 0')}, i32 {ARGUMENT}, i32 {DRIVER}")
+            code = status.test("eq", 0).select(ARGUMENT, DRIVER, "i32")
         w.do(f"ret i32 {code}")
     w.do(f"ret i32 {OK}")
     notes = "\n".join([
@@ -125,14 +125,10 @@ def store_tensor(w: Writer, slot: tuple[str, int], values: dict[int, tuple[str, 
     """Store a DLTensor argument.  slot: the arguments and the position.  values: offset -> (type, value).  optional: a null
     pointer is None."""
     d = w.slot("i64", 6)
-    for offset, (ty, value) in {**values, 40: ("i64", "0")}.items():
-        w.put(d, offset, ty, value)
-    kind = str(DLTENSOR)
-    if optional:
-        kind = w.ins(f"select i1 {w.ins(f'icmp eq ptr {values[0][1]}, null')}, i32 {NONE}, i32 {DLTENSOR}")
+    w.put_all(d, {**values, 40: ("i64", "0")})
+    kind = w.of("ptr", values[0][1]).test("eq", "null").select(NONE, DLTENSOR, "i32") if optional else DLTENSOR
     args, k = slot
-    w.put(args, 16 * k, "i32", kind)
-    w.put(args, 16 * k + 8, "ptr", d)
+    w.put_all(args, {16 * k: ("i32", kind), 16 * k + 8: ("ptr", d)})
 
 
 class CFunction:
@@ -161,7 +157,7 @@ class CFunction:
             if p.kind == "size":
                 low, high = int_range(p.arg.dtype) if p.arg.dtype.bits < 64 else (-MOST_SIZE, MOST_SIZE)
                 low = 0 if p.arg in plain else low
-                inside = w.ins(f"icmp ule i64 {w.ins(f'sub i64 %p_{p.name}, {low}')}, {high - low}")
+                inside = (w.of("i64", f"%p_{p.name}") - low).test("ule", high - low)
                 self._fail(frame, inside, ARGUMENT, w.string(
                     f"kernel {self.sig.name} size {p.name} is not in the range from {low} to {high}"))
 
@@ -180,8 +176,7 @@ class CFunction:
         expr = HostExpr(w, values, self.sig.name)
         for k, p in enumerate(self.parameters[:len(self.sig.args)]):
             if p.kind == "pointer":
-                w.put(args, 16 * k, "i32", str(POINTER))
-                w.put(args, 16 * k + 8, "ptr", f"%p_{p.name}")
+                w.put_all(args, {16 * k: ("i32", POINTER), 16 * k + 8: ("ptr", f"%p_{p.name}")})
             elif p.kind == "tensor":
                 b = p.arg.buffer
                 shape, strides = self._array(expr, b.shape), "null"
@@ -200,19 +195,18 @@ class CFunction:
         return out
 
     def _scalar(self, args: str, k: int, p: CParameter, values: dict[Var, str]) -> None:
-        w, dt, value = self.w, p.arg.var.dtype, f"%p_{p.name}"
+        w, dt, value = self.w, p.arg.var.dtype, self.w.of(p.ir_type, f"%p_{p.name}")
         kind = INT
         if dt.is_float:
-            kind, value = FLOAT, value if p.ir_type == "double" else w.ins(f"fpext {p.ir_type} {value} to double")
+            kind, value = FLOAT, value if p.ir_type == "double" else value.to("fpext", "double")
         elif dt.is_bool:
-            kind, value = BOOL, w.ins(f"zext i1 {w.ins(f'icmp ne i8 {value}, 0')} to i64")
+            kind, value = BOOL, value.test("ne", 0).to("zext", "i64")
         elif p.ir_type != "i64":
-            value = w.ins(f"{'zext' if dt.is_unsigned else 'sext'} {p.ir_type} {value} to i64")
+            value = value.to("zext" if dt.is_unsigned else "sext", "i64")
         elif dt.is_unsigned:
             kind = POINTER  # how values beyond int64 arrive
         values[p.arg.var] = value
-        w.put(args, 16 * k, "i32", str(kind))
-        w.put(args, 16 * k + 8, "double" if dt.is_float else "i64", value)
+        w.put_all(args, {16 * k: ("i32", kind), 16 * k + 8: ("double" if dt.is_float else "i64", value)})
 
     # ---- devices --------------------------------------------------------------------------------------------------
     def _fail(self, frame: str, good: str, code: int, message: str, status: str = "0") -> None:
@@ -224,29 +218,26 @@ class CFunction:
     def _first_device(self, frame: str) -> str:
         """The device of the first tensor that is given, else the current one."""
         w = self.w
-        rc = w.ins("call i32 @cuInit(i32 0)")
-        missing = w.ins(f"icmp eq i32 {rc}, {NO_DRIVER}")
+        rc = w.ins("call i32 @cuInit(i32 0)", "i32")
+        missing = rc.test("eq", NO_DRIVER)
         none, bad = (w.string(f"kernel {self.sig.name}: {t}") for t in (
             "there is no CUDA driver (libcuda.so.1)", "the CUDA driver cannot be used"))
-        self._fail(frame, w.ins(f"icmp eq i32 {rc}, 0"), DRIVER,
-                   w.ins(f"select i1 {missing}, ptr {none}, ptr {bad}"),
-                   w.ins(f"select i1 {missing}, i32 0, i32 {rc}"))
+        self._fail(frame, rc.test("eq", 0), DRIVER, missing.select(none, bad, "ptr"), missing.select(0, rc))
         return first_device(w, [f"%p_{p.name}" for p in self.parameters if p.kind == "tensor"])
 
     def _device(self, p: CParameter, device: str, frame: str) -> str:
-        w = self.w
-        found = w.ins(f"call i32 @tl_device_of(ptr %p_{p.name}, i32 {device})")
-        self._fail(frame, w.ins(f"icmp sge i32 {found}, 0"), ARGUMENT,
-                   w.string(f"kernel {self.sig.name} input {p.arg.name} is no memory of a GPU"))
+        found = self.w.ins(f"call i32 @tl_device_of(ptr %p_{p.name}, i32 {device})", "i32")
+        message = f"kernel {self.sig.name} input {p.arg.name} is no memory of a GPU"
+        self._fail(frame, found.test("sge", 0), ARGUMENT, self.w.string(message))
         return found
 
 
 def first_device(w: Writer, addresses: Sequence[str]) -> str:
     """The device that holds the first of these addresses that is not null, else the current one."""
-    device = w.ins("call i32 @tl_current_device()")
+    device = w.ins("call i32 @tl_current_device()", "i32")
     for p in reversed(addresses):
-        found = w.ins(f"call i32 @tl_device_of(ptr {p}, i32 {device})")
-        device = w.ins(f"select i1 {w.ins(f'icmp slt i32 {found}, 0')}, i32 {device}, i32 {found}")
+        found = w.ins(f"call i32 @tl_device_of(ptr {p}, i32 {device})", "i32")
+        device = found.test("slt", 0).select(device, found)
     return device
 
 

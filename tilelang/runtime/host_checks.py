@@ -34,7 +34,7 @@ def reject_overlaps(stub: Any) -> None:
                 a = named[n]
                 bounds[n] = _bounds(stub, a) if isinstance(a, TensorArg) else _reach(stub, a)
         (low, high), (other_low, other_high) = (bounds[n] for n in pair)
-        w.check(high.test("ule", other_low) | other_high.test("ule", low), "RuntimeError",
+        w.check(high.test("ule", other_low) | other_high.test("ule", low),
                 f"kernel {stub.sig.name} input {pair[1]} overlaps input {pair[0]}, which is written before it is read")
 
 
@@ -115,7 +115,7 @@ class Prepare:
         exact = HostExpr(w, self.scalars, self.sig.name, wrap=True)
         for e in self.assumptions:
             at = "" if e.span is None else f" (T.assume at {os.path.basename(e.span.file)}:{e.span.line})"
-            w.check(exact.boolean(e), "RuntimeError", f"{self.sig.name}: Assume: {text_of(e)} does not hold{at}")
+            w.check(exact.boolean(e), f"{self.sig.name}: Assume: {text_of(e)} does not hold{at}")
         for c in self.sizes:
             self._size(c, exact)
         for k, v in enumerate(self.sig.symbols):
@@ -128,7 +128,7 @@ class Prepare:
         fits = (self.expr(c.value) - c.low).test("ule", c.high - c.low)
         for condition in c.unless:
             fits = fits | exact.boolean(condition) ^ True
-        w.check(fits, "RuntimeError", f"kernel {self.sig.name} size `{c.text}` is not in the range from {c.low} to {c.high}")
+        w.check(fits, f"kernel {self.sig.name} size `{c.text}` is not in the range from {c.low} to {c.high}")
 
     def _put(self, offset: int, ty: str, value: str) -> None:
         self.w.put("%frame", offset, ty, value)
@@ -144,31 +144,31 @@ class Prepare:
             self._float_scalar(a, kind, raw, whole, what)
             return
         if dt.is_bool:
-            w.check(whole & raw.test("ule", 1), "TypeError", f"{what} expected boolean")
+            w.check(whole & raw.test("ule", 1), f"{what} expected boolean", "TypeError")
         elif dt.bits == 64 and dt.is_unsigned:  # larger values than int64 arrive as a pointer-sized argument
             wide = kind.test("eq", POINTER)
-            w.check(whole | wide, "TypeError", f"{what} expected integer")
-            w.check(raw.test("sge", 0) | wide, "ValueError", f"{what} expected integer of uint64, from 0")
+            w.check(whole | wide, f"{what} expected integer", "TypeError")
+            w.check(raw.test("sge", 0) | wide, f"{what} expected integer of uint64, from 0", "ValueError")
         else:
-            w.check(whole, "TypeError", f"{what} expected integer")
+            w.check(whole, f"{what} expected integer", "TypeError")
             low, high = int_range(dt)
             if dt.bits < 64:
-                w.check((raw - low).test("ule", high - low), "ValueError",
-                        f"{what} expected integer of {dt}, from {low} to {high}")
+                w.check((raw - low).test("ule", high - low),
+                        f"{what} expected integer of {dt}, from {low} to {high}", "ValueError")
         self.scalars[a.var] = raw
         self._put(self.frame.of_arg(a.index), "i64", raw)
 
     def _float_scalar(self, a: ScalarArg, kind: Value, raw: Value, whole: Value, what: str) -> None:
         w, dt = self.w, a.var.dtype
         is_float = kind.test("eq", FLOAT)
-        w.check(is_float | whole, "TypeError", f"{what} expected float")
+        w.check(is_float | whole, f"{what} expected float", "TypeError")
         value = is_float.select(raw.to("bitcast", "double"), raw.to("sitofp", "double"))
         if dt.bits < 64:
             back = rounded_to(w, dt, value)
             lost, was = (size_of(x).test("oeq", math.inf) for x in (back, value))
             kept = lost ^ True
             good = was | kept if has_infinity(dt) else kept
-            w.check(good, "ValueError", f"{what} expected float of {dt}, the value is too large")
+            w.check(good, f"{what} expected float of {dt}, the value is too large", "ValueError")
             value = back  # the value that host expressions and all targets use
         self.scalars[a.var] = value
         self._put(self.frame.of_arg(a.index), "double", value)
@@ -177,7 +177,7 @@ class Prepare:
         w = self.w
         kind, raw = w.at(slot, 0, "i32"), w.at(slot, 8, "ptr")
         is_tensor = is_a_tensor(kind)
-        w.check(kind.test("ule", INT) | kind.test("eq", POINTER) | is_tensor, "RuntimeError",
+        w.check(kind.test("ule", INT) | kind.test("eq", POINTER) | is_tensor,
                 f"kernel {self.sig.name} input {a.name} expected pointer or tensor handle")
         address = w.either(is_tensor, lambda: data_of(w, dltensor_of(w, kind, raw)), lambda: raw, "ptr")
         self.data[a.index] = address
@@ -187,19 +187,19 @@ class Prepare:
         """Check kind, None, rank, dtype and device of a tensor that the program uses."""
         w = self.w
         kind, raw = w.at(slot, 0, "i32"), w.at(slot, 8, "ptr")
-        w.check(kind.test("ne", NONE), "RuntimeError", f"{self.sig.name}.{a.name} is expected to have non-NULL pointer")
+        w.check(kind.test("ne", NONE), f"{self.sig.name}.{a.name} is expected to have non-NULL pointer")
         self._handle(a, kind, raw)
 
     def _handle(self, a: TensorArg, kind: Value, raw: str) -> None:
         w, fn = self.w, self.sig.name
-        w.check(is_a_tensor(kind), "RuntimeError", f"kernel {fn} input {a.name} expected pointer or tensor handle")
+        w.check(is_a_tensor(kind), f"kernel {fn} input {a.name} expected pointer or tensor handle")
         d = dltensor_of(w, kind, raw)
-        w.check(w.at(d, 16, "i32").test("eq", len(a.buffer.shape)), "RuntimeError",
+        w.check(w.at(d, 16, "i32").test("eq", len(a.buffer.shape)),
                 f"kernel {fn} input {a.name} ndim mismatch, expected {len(a.buffer.shape)}")
         if not is_packed(a.buffer.dtype):
             word = w.at(d, 20, "i32")
             good = any_of(word.test("eq", accepted) for accepted in dtype_bits(a.buffer.dtype))
-            w.check(good, "RuntimeError", f"kernel {fn} input {a.name} dtype mismatch, expected {a.buffer.dtype}")
+            w.check(good, f"kernel {fn} input {a.name} dtype mismatch, expected {a.buffer.dtype}")
         self.tensors[a.index] = d
         self.shapes[a.index] = w.at(d, 24, "ptr")
         self.strides[a.index] = w.at(d, 32, "ptr")
@@ -209,7 +209,7 @@ class Prepare:
         w, fn = self.w, self.sig.name
         kind = w.at(d, 8, "i32")
         wanted, found = _MEMORY[self.launcher.device]
-        w.check(any_of(kind.test("eq", memory) for memory in found), "RuntimeError",
+        w.check(any_of(kind.test("eq", memory) for memory in found),
                 f"kernel {fn} input {a.name} device_type mismatch, expected {wanted}")
         if not a.used:
             return
@@ -219,8 +219,7 @@ class Prepare:
             self._put(0, "i32", kind)
             self._put(8, "i32", device)
         elif self.launcher.device != CPU:
-            w.check(device.test("eq", self.device), "RuntimeError",
-                    f"kernel {fn} input {a.name} device_id violates packed ABI constraint")
+            w.check(device.test("eq", self.device), f"kernel {fn} input {a.name} device_id violates packed ABI constraint")
 
     def _optional_tensor(self, a: TensorArg, slot: str) -> None:
         """Check a tensor that the program never accesses: it may be None, but otherwise must pass the same checks."""
@@ -291,8 +290,8 @@ class Prepare:
         if factor != "1":
             message = self._message(site, f"{site.value!r} has no whole {step.symbol.name} for it")
             if not factor.lstrip("-").isdigit():
-                w.check(factor.test("ne", 0), "RuntimeError", message)
-            w.check(value.op("srem", factor).test("eq", 0), "RuntimeError", message)
+                w.check(factor.test("ne", 0), message)
+            w.check(value.op("srem", factor).test("eq", 0), message)
             value = value.op("sdiv", factor)
         self._fits(value, step.symbol, site)
         return value
@@ -305,16 +304,16 @@ class Prepare:
         why = f"{symbol.name} is {dt}, from {low} to {high}"
         if dt.bits >= 64:
             if low == 0:
-                w.check(value.test("sge", 0), "RuntimeError", self._message(site, why))
+                w.check(value.test("sge", 0), self._message(site, why))
             return
         shifted = value if low == 0 else value - low
-        w.check(shifted.test("ule", high - low), "RuntimeError", self._message(site, why))
+        w.check(shifted.test("ule", high - low), self._message(site, why))
 
     def _compare(self, site: Any) -> None:
         same = self._actual(site).test("eq", self.expr(site.value))
         if site.what == "strides":
             same = same | self._free_stride(site.arg, site.dim)
-        self.w.check(same, "RuntimeError", self._message(site))
+        self.w.check(same, self._message(site))
 
     def _free_stride(self, a: TensorArg, dim: int) -> Value:
         """Whether a stride is irrelevant: that of a dimension of extent 1, or of a tensor without elements."""
@@ -370,7 +369,7 @@ class Prepare:
     def _require(self, symbols: set[Var]) -> None:
         for v in sorted((s for s in symbols if s in self.maybe), key=lambda s: s.name):
             names = ", ".join(f"{self.sig.name}.{n}" for n in dict(self.sig.sources).get(v, ()))
-            self.w.check(self.w.ins(f"load i1, ptr {self.maybe[v][1]}"), "RuntimeError",
+            self.w.check(self.w.ins(f"load i1, ptr {self.maybe[v][1]}"),
                          f"Symbolic shape variable {v.name} requires at least one non-null buffer among: {names}")
 
     # ---- checks that need the shape -------------------------------------------------------------------------------
@@ -383,12 +382,11 @@ class Prepare:
         if a.buffer.strides_ is None and len(a.buffer.shape):
             self._compact_strides(a)
         data = data_of(w, self.tensors[a.index])
-        w.check(data.test("ne", "null") | self.empty[a.index], "RuntimeError",
-                f"kernel {fn} input {a.name} data pointer is NULL")
+        w.check(data.test("ne", "null") | self.empty[a.index], f"kernel {fn} input {a.name} data pointer is NULL")
         align = self.launcher.alignment(a)
         if align > 1:
             low = data.to("ptrtoint", "i64") & align - 1
-            w.check(low.test("eq", 0) | self.empty[a.index], "RuntimeError",
+            w.check(low.test("eq", 0) | self.empty[a.index],
                     f"kernel {fn} input {a.name} byte_offset violates packed ABI constraint: its data must be aligned "
                     f"to {align} bytes")
         self._put(self.frame.of_arg(a.index), "ptr", data)
@@ -400,7 +398,7 @@ class Prepare:
         with w.when(base.test("eq", "null"), unless=True):
             step = w.of("i64", "1")
             for d in range(len(a.buffer.shape) - 1, -1, -1):
-                w.check(w.at(base, 8 * d, "i64").test("eq", step) | self._free_stride(a, d), "RuntimeError",
+                w.check(w.at(base, 8 * d, "i64").test("eq", step) | self._free_stride(a, d),
                         f"kernel {fn} input {a.name} strides[{d}] violates packed ABI constraint "
                         f"({fn}.{a.name}.strides: expected to be compact array, but got non-compact strides)")
                 if d:

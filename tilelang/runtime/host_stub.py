@@ -41,7 +41,7 @@ class Wrapper:
         w, sig = self.w, self.sig
         extra = {"call": 0, "full": len(sig.outputs), "check": 1}[self.mode]
         count = len(sig.inputs) + extra
-        w.check(w.of("i32", "%n").test("eq", count), "ValueError", f"{sig.name}: num_args should be {count}")
+        w.check(w.of("i32", "%n").test("eq", count), f"{sig.name}: num_args should be {count}", "ValueError")
         frame = w.slot("i64", self.frame.size)
         if not any(isinstance(a, TensorArg) and a.used for a in sig.inputs):
             w.put(frame, 0, "i32", str(CPU))
@@ -71,8 +71,7 @@ class Wrapper:
         """In "full": take an output that the runtime has allocated, and check only that it is a tensor."""
         w = self.w
         kind, raw = w.at("%args", at, "i32"), w.at("%args", at + 8, "ptr")
-        w.check(is_a_tensor(kind), "RuntimeError",
-                f"kernel {self.sig.name} input {a.name} expected pointer or tensor handle")
+        w.check(is_a_tensor(kind), f"kernel {self.sig.name} input {a.name} expected pointer or tensor handle")
         d = dltensor_of(w, kind, raw)
         w.put(frame, self.frame.of_arg(a.index), "ptr", data_of(w, d))
         if not any(isinstance(x, TensorArg) and x.used for x in self.sig.inputs):
@@ -101,12 +100,11 @@ class Wrapper:
             shape, proto, held = w.slot("i64", n), w.slot("i64", 6), w.slot("ptr")
             for k, v in enumerate(dims):
                 if not v.isdigit():
-                    w.check(v.test("sge", 0), "RuntimeError", f"kernel {self.sig.name} output {a.name} shape[{k}] is negative")
+                    w.check(v.test("sge", 0), f"kernel {self.sig.name} output {a.name} shape[{k}] is negative")
                 w.put(shape, 8 * k, "i64", v)
-            for offset, ty, value in ((0, "ptr", "null"), (8, "i32", device[0]), (12, "i32", device[1]),
-                                      (16, "i32", str(n)), (20, "i32", str(allocated_bits(a.buffer.dtype))),
-                                      (24, "ptr", shape), (32, "ptr", "null"), (40, "i64", "0")):
-                w.put(proto, offset, ty, value)
+            bits = allocated_bits(a.buffer.dtype)
+            w.put_all(proto, {0: ("ptr", "null"), 8: ("i32", device[0]), 12: ("i32", device[1]), 16: ("i32", n),
+                              20: ("i32", bits), 24: ("ptr", shape), 32: ("ptr", "null"), 40: ("i64", 0)})
             self._forward(w.ins(f"call i32 @TVMFFIEnvTensorAlloc(ptr {proto}, ptr {held})"))
             handle = w.ins(f"load ptr, ptr {held}")
             w.owns_object(handle)
@@ -123,7 +121,7 @@ class Wrapper:
         for v in dims:
             if v == "0" or not v.isdigit():
                 good = good | v.test("eq", 0)
-        w.check(good, "RuntimeError", f"kernel {self.sig.name} output {a.name} data pointer is NULL: the framework allocated a "
+        w.check(good, f"kernel {self.sig.name} output {a.name} data pointer is NULL: the framework allocated a "
                 "tensor without memory (a fake or meta tensor)")
 
     def _return(self, outs: list[Value]) -> None:

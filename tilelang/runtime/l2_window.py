@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tilelang.ir import Buffer, Expr, Launch
+from tilelang.target.llvm_values import Value
 
 from .llvm_text import Writer
 from .workspaces import bytes_of
@@ -35,45 +36,41 @@ def window_of(s: Launch) -> tuple[Buffer, float] | None:
     return next(((b, float(ratio)) for b, ratio in s.plan.l2_hit_ratio if ratio > 0), None)
 
 
-def set_aside(w: Writer, index: str, launches: Iterable[Launch]) -> str:
+def set_aside(w: Writer, index: str, launches: Iterable[Launch]) -> Value:
     """Emit, in the context of the device, the set-aside for the windows of some launches.  Returns the last CUresult."""
     from .cuda_driver import ATTRIBUTES  # 3 ms
 
     sizes = [b.size * b.dtype.bytes if b.is_static else None for b, _ in filter(None, map(window_of, launches))]
     device, got, limit = w.slot("i32"), w.slot("i32", 2), w.slot("i64")
-    for place, first in ((device, "0"), (got, "0")):
-        w.put(place, 0, "i32", first)
-    w.put(got, 4, "i32", "0")
-    w.put(limit, 0, "i64", "0")
+    w.put(device, 0, "i32", 0)
+    w.put_all(got, {0: ("i32", 0), 4: ("i32", 0)})
+    w.put(limit, 0, "i64", 0)
     w.do(f"call i32 @cuCtxGetDevice(ptr {device})")
-    at = w.ins(f"load i32, ptr {device}")
+    at = w.at(device, 0, "i32")
     for offset, name in ((0, "persisting_l2_bytes"), (4, "l2_window_bytes")):
         place = w.ins(f"getelementptr i8, ptr {got}, i64 {offset}")
         w.do(f"call i32 @cuDeviceGetAttribute(ptr {place}, i32 {ATTRIBUTES[name]}, i32 {at})")
     w.do(f"call i32 @cuCtxGetLimit(ptr {limit}, i32 {_SET_ASIDE})")
-    most, window = (w.ins(f"zext i32 {w.at(got, k, 'i32')} to i64") for k in (0, 4))
-    wanted = most if None in sizes else _less(w, most, str(max(n for n in sizes if n is not None)))
-    now = w.ins(f"load i64, ptr {limit}")
-    wanted = w.ins(f"select i1 {w.ins(f'icmp ult i64 {now}, {wanted}')}, i64 {wanted}, i64 {now}")
-    rc = w.ins(f"call i32 @cuCtxSetLimit(i32 {_SET_ASIDE}, i64 {wanted})")
-    w.put(w.ins(f"getelementptr i64, ptr @tl_l2_window, i64 {index}"), 0, "i64", window)
+    most, window = (w.at(got, k, "i32").to("zext", "i64") for k in (0, 4))
+    wanted = most if None in sizes else _less(most, max(n for n in sizes if n is not None))
+    now = w.at(limit, 0, "i64")
+    wanted = now.test("ult", wanted).select(wanted, now)
+    rc = w.ins(f"call i32 @cuCtxSetLimit(i32 {_SET_ASIDE}, i64 {wanted})", "i32")
+    w.put(w.place("@tl_l2_window", index, "i64"), 0, "i64", window)
     return rc
 
 
-def put_window(w: Writer, record: str, window: tuple[Buffer, float], start: str, size_of: Callable[[Expr], str],
-               index: str) -> str:
+def put_window(w: Writer, record: str, window: tuple[Buffer, float], start: str, size_of: Callable[[Expr], Value],
+               index: str) -> Value:
     """Write the launch attribute to `record`.  Returns how many attributes it is, i32: 0 where the device has no windows."""
     b, ratio = window
     count = bytes_of(w, b, size_of)
-    most = w.at(w.ins(f"getelementptr i64, ptr @tl_l2_window, i64 {index}"), 0, "i64")
-    size = _less(w, most, count)
-    fields: tuple[tuple[int, str, Any], ...] = (
-        (0, "i32", WINDOW), (8, "ptr", start), (16, "i64", size), (24, "i32", struct.unpack("<i", struct.pack("<f", ratio))[0]),
-        (28, "i32", PERSISTING), (32, "i32", STREAMING))
-    for offset, ty, value in fields:
-        w.put(record, offset, ty, str(value))
-    return w.ins(f"zext i1 {w.ins(f'icmp ne i64 {size}, 0')} to i32")
+    size = _less(w.at(w.place("@tl_l2_window", index, "i64"), 0, "i64"), count)
+    w.put_all(record, {
+        0: ("i32", WINDOW), 8: ("ptr", start), 16: ("i64", size), 24: ("i32", struct.unpack("<i", struct.pack("<f", ratio))[0]),
+        28: ("i32", PERSISTING), 32: ("i32", STREAMING)})
+    return size.test("ne", 0).to("zext", "i32")
 
 
-def _less(w: Writer, a: str, b: str) -> str:
-    return w.ins(f"select i1 {w.ins(f'icmp ult i64 {a}, {b}')}, i64 {a}, i64 {b}")
+def _less(a: Value, b: Any) -> Value:
+    return a.test("ult", b).select(a, b)

@@ -14,6 +14,7 @@ from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Evaluate,
                          Stmt, Store, Var, children, free_vars, stmts_of, walk, GLOBAL)
 
 from tilelang.target.cluster import check_cluster, cluster_of
+from tilelang.target.llvm_values import Value
 from tilelang.target.machine import MAX_GRID, MOST_SHARED
 
 from . import l2_window, workspaces
@@ -114,7 +115,7 @@ class _GpuStatements:
                             span=s.span, hint="move it into the T.Kernel block")
 
     def check(self, s: Assert) -> None:
-        self.w.check(self.exact.boolean(s.cond), "RuntimeError", s.message or f"assertion failed: {text_of(s.cond)}")
+        self.w.check(self.exact.boolean(s.cond), s.message or f"assertion failed: {text_of(s.cond)}")
 
     def _if(self, s: If) -> None:
         def run(body: Stmt | None) -> str:
@@ -135,20 +136,19 @@ class _GpuStatements:
         w.do(f"store i64 0, ptr {counter}")
         w.jump(head)
         w.begin(head)
-        i = w.ins(f"load i64, ptr {counter}")
-        w.branch(w.ins(f"icmp slt i64 {i}, {extent}"), body, done)
+        i = w.at(counter, 0, "i64")
+        w.branch(i.test("slt", extent), body, done)
         w.begin(body)
-        self.values[s.var] = w.ins(f"add i64 {i}, {start}")
+        self.values[s.var] = i + start
         self.run(s.body)
-        w.do(f"store i64 {w.ins(f'add i64 {i}, 1')}, ptr {counter}")
+        w.put(counter, 0, "i64", i + 1)
         w.jump(head)
         w.begin(done)
 
     def run_all(self) -> None:
         w = self.w
-        w.check(w.ins(f"icmp ult i32 {self.device}, {MAX_DEVICES}"), "RuntimeError",
-                f"kernel {self.sig.name}: device index above {MAX_DEVICES - 1}")
-        self.index = w.ins(f"zext i32 {self.device} to i64")
+        w.check(self.device.test("ult", MAX_DEVICES), f"kernel {self.sig.name}: device index above {MAX_DEVICES - 1}")
+        self.index = self.device.to("zext", "i64")
         self._loaded()
         self.stream = w.ins(f"call ptr @TVMFFIEnvGetStream(i32 {self.api.device}, i32 {self.device})")
         self.made: dict[TensorMapCode, str] = {}
@@ -158,10 +158,10 @@ class _GpuStatements:
     def _loaded(self) -> None:
         """Load the module on this device at its first use."""
         w = self.w
-        contexts = w.ins(f"getelementptr ptr, ptr @tl_contexts, i64 {self.index}")
-        with w.when(w.ins(f"icmp ne ptr {w.at(contexts, 0, 'ptr')}, null"), unless=True, likely=True):
-            rc = w.ins(f"call i32 @tl_load(i32 {self.device})")
-            w.check(w.ins(f"icmp eq i32 {rc}, 0"), "RuntimeError", f"kernel {self.sig.name} cannot be loaded on its device")
+        contexts = w.place("@tl_contexts", self.index, "ptr")
+        with w.when(w.at(contexts, 0, "ptr").test("ne", "null"), unless=True, likely=True):
+            rc = w.ins(f"call i32 @tl_load(i32 {self.device})", "i32")
+            w.check(rc.test("eq", 0), f"kernel {self.sig.name} cannot be loaded on its device")
             launches = [k.launch for k in self.owner.kernels]
             if self.api is CUDA and any(map(window_of, launches)):
                 in_context(w, w.at(contexts, 0, "ptr"), lambda: l2_window.set_aside(w, self.index, launches))
@@ -178,8 +178,7 @@ class _GpuStatements:
     def _allocate(self, space: workspaces.Workspaces, what: str) -> None:
         good = workspaces.fits(self.w, space.buffers, self.wide)
         if good:
-            text = f"kernel {self.sig.name}: {what} cannot be allocated: a size is negative or too large"
-            self.w.check(good, "RuntimeError", text)
+            self.w.check(good, f"kernel {self.sig.name}: {what} cannot be allocated: a size is negative or too large")
         self._in_context(lambda: space.allocate(self.stream), f"kernel {self.sig.name}: {what} cannot be allocated")
         # without a check, because a failing check would free the memory again
         self.w.cleanup.append(lambda: in_context(self.w, self.context, lambda: space.free(self.stream), self.api))
@@ -188,32 +187,31 @@ class _GpuStatements:
         w, fn = self.w, self.sig.name
         k = self.owner.of_name[s.plan.name]
         kernel = self.owner.kernels[k]
-        grid = [self.wide(g) for g in s.grid] + ["1"] * (3 - len(s.grid))
-        nonzero = ""
+        grid = [self.wide(g) for g in (*s.grid, *(1,) * (3 - len(s.grid)))]
+        nonzero = w.of("i1", "")
         for g, limit, axis in zip(grid, MAX_GRID, "xyz"):
             if not g.isdigit() or int(g) > limit:
-                w.check(w.ins(f"icmp sle i64 {g}, {limit}"), "RuntimeError",
-                        f"kernel {fn} grid dimension {axis} is larger than {limit}")
-            some = w.ins(f"icmp sgt i64 {g}, 0")
-            nonzero = w.ins(f"and i1 {nonzero}, {some}") if nonzero else some
+                w.check(g.test("sle", limit), f"kernel {fn} grid dimension {axis} is larger than {limit}")
+            some = g.test("sgt", 0)
+            nonzero = nonzero & some if nonzero else some
         with w.when(nonzero):  # an empty grid is not launched (cuLaunchKernel would reject it)
             self._launch(s, kernel, k, grid)
 
-    def _launch(self, s: Launch, kernel: Any, k: int, grid: list[str]) -> None:
+    def _launch(self, s: Launch, kernel: Any, k: int, grid: list[Value]) -> None:
         w, fn = self.w, self.sig.name
         self._check_cluster(s, grid)
         space = workspaces.Workspaces(w, kernel.workspaces, self.wide, self.api) if kernel.workspaces else None
         if space is not None:
             self._allocate(space, "its workspace")
         array = self._arguments(kernel, space.cells() if space is not None else [])
-        slot = w.ins(f"getelementptr ptr, ptr @tl_functions, i64 {w.ins(f'add i64 {self.index}, {k * MAX_DEVICES}')}")
-        shape = [w.ins(f"trunc i64 {g} to i32") for g in grid] + [str(t) for t in s.threads]
+        slot = w.place("@tl_functions", self.index + k * MAX_DEVICES, "ptr")
+        shape = [g.to("trunc", "i32") for g in grid] + [str(t) for t in s.threads]
         shared = kernel.shared_bytes
         if isinstance(shared, Expr):
             size = self.wide(shared)
-            w.check(w.ins(f"icmp ule i64 {size}, {self.owner.shared_limit}"), "RuntimeError",
+            w.check(size.test("ule", self.owner.shared_limit),
                     f"kernel {fn} needs more shared memory than the {self.owner.shared_limit} bytes a block may have")
-            shared = w.ins(f"trunc i64 {size} to i32")
+            shared = size.to("trunc", "i32")
         call = self._attributed if launch_attributes(s) or self.api is CUDA and window_of(s) else self._plain
         with_grid = call(s, [*shape, str(shared)], array)
         self._in_context(lambda: w.ins(f"call i32 {with_grid(w.at(slot, 0, 'ptr'))}"),
@@ -238,7 +236,7 @@ class _GpuStatements:
                         hint="leave out cluster_dims, T.pdl_sync and T.pdl_trigger")
         return lambda function: f"@{self.api.cooperative}(ptr {function}, {_given(words)}, ptr {self.stream}, ptr {array})"
 
-    def _check_cluster(self, s: Launch, grid: list[str]) -> None:
+    def _check_cluster(self, s: Launch, grid: list[Value]) -> None:
         """Check that the cluster divides the grid: constant extents now, by check_cluster, others at each call."""
         w, dims = self.w, cluster_of(s)
         if dims is None:
@@ -246,7 +244,7 @@ class _GpuStatements:
         check_cluster(dims, s.grid, s.span)
         for n, g, axis in zip(dims, grid, "xyz"):
             if n > 1 and not g.isdigit():
-                w.check(w.ins(f"icmp eq i64 {w.ins(f'srem i64 {g}, {n}')}, 0"), "RuntimeError",
+                w.check(g.op("srem", n).test("eq", 0),
                         f"kernel {self.sig.name} grid dimension {axis} is no multiple of {n}, the cluster's extent")
 
     def _config(self, words: list[str], attributes: list[tuple[int, tuple[int, ...]]],
@@ -259,24 +257,20 @@ class _GpuStatements:
         if window is not None:
             record = w.ins(f"getelementptr i8, ptr {records}, i64 {72 * len(attributes)}")
             more = l2_window.put_window(w, record, window, self._start(window[0]), self.wide, self.index)
-            count = w.ins(f"add i32 {more}, {count}")
+            count = more + count
         for k, (number, values) in enumerate(attributes):
-            w.put(records, 72 * k, "i32", str(number))
-            for j, v in enumerate(values):
-                w.put(records, 72 * k + 8 + 4 * j, "i32", str(v))
+            w.put(records, 72 * k, "i32", number)
+            w.put_all(records, {72 * k + 8 + 4 * j: ("i32", v) for j, v in enumerate(values)})
         config = w.slot("i64", 7)
-        for k, word in enumerate(words):
-            w.put(config, 4 * k, "i32", word)
-        w.put(config, 32, "ptr", self.stream)
-        w.put(config, 40, "ptr", records)
-        w.put(config, 48, "i32", count)
+        w.put_all(config, {4 * k: ("i32", word) for k, word in enumerate(words)})
+        w.put_all(config, {32: ("ptr", self.stream), 40: ("ptr", records), 48: ("i32", count)})
         return config
 
     def _in_context(self, call: Any, message: str) -> None:
         """Launch with the device's primary context current, because the calling thread may have none or another one."""
         w, rc = self.w, in_context(self.w, self.context, call, self.api)
         w.do(f"store i32 {rc}, ptr @tl_status")
-        w.check(w.ins(f"icmp eq i32 {rc}, 0"), "RuntimeError", message)
+        w.check(rc.test("eq", 0), message)
 
     def _arguments(self, kernel: Any, spaces: list[str]) -> str:
         """The array of pointers to parameter values that cuLaunchKernel takes.  spaces: cells that hold workspaces."""
@@ -307,8 +301,7 @@ class _GpuStatements:
         """Address of a tensor's first element."""
         _, address = self._argument(buffer)
         if isinstance(buffer.offset, Expr) or buffer.offset:
-            first = self.w.ins(f"mul i64 {self.wide(buffer.offset)}, {buffer.dtype.bytes}")
-            address = self.w.ins(f"getelementptr i8, ptr {address}, i64 {first}")
+            return self.w.place(address, self.wide(buffer.offset) * buffer.dtype.bytes)
         return address
 
     def _tensor_map(self, code: TensorMapCode, late: bool = False) -> str:

@@ -245,7 +245,7 @@ class Writer:
         self.begin(join)
         return self.ins(f"phi {ty} {', '.join(found)}", ty) if ty else self.of(ty, "")
 
-    def check(self, cond: str, kind: str, message: str) -> None:
+    def check(self, cond: str, message: str, kind: str = "RuntimeError") -> None:
         """Raise kind(message) in the caller unless cond."""
         if self.cleanup:
             with self.when(cond, unless=True, likely=True):
@@ -277,8 +277,13 @@ class Writer:
         """Load of `ty` at base + offset bytes."""
         return self.ins(f"load {ty}, ptr {self.place(base, offset)}", ty)
 
-    def put(self, base: str, offset: int, ty: str, value: str) -> None:
+    def put(self, base: str, offset: int, ty: str, value: Any) -> None:
         self.do(f"store {ty} {value}, ptr {self.place(base, offset)}")
+
+    def put_all(self, base: str, fields: Mapping[int, tuple[str, Any]]) -> None:
+        """Store a record.  fields: offset -> (type, value)."""
+        for offset, (ty, value) in fields.items():
+            self.put(base, offset, ty, value)
 
     def function(self, name: str, parameters: str, linkage: str = "", result: str = "i32") -> str:
         """The finished text of `result name(parameters)`."""
@@ -410,7 +415,7 @@ class HostExpr:
     def _divide(self, op: str, a: Value, b: Value, s: str, e: Any) -> Value:
         known = b.lstrip("-").isdigit()
         if not known:
-            self.w.check(b.test("ne", 0), "RuntimeError", f"{self.fn}: division by zero in `{text_of(e)}`")
+            self.w.check(b.test("ne", 0), f"{self.fn}: division by zero in `{text_of(e)}`")
         elif b == "0":
             raise error("host-expression", f"division by zero in `{e!r}`",
                         expected="a divisor other than 0", found="0", span=e.span)

@@ -5,8 +5,12 @@ The host code of a program has one record per map (`TensorMapCode`).  Source: CU
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
+from typing import Any
 
+from tilelang.target.llvm_values import Value
 from tilelang.target.tensor_map import ADDRESS_ALIGN, MAP_ALIGN, MAP_BYTES, STRIDE_ALIGN, TensorMap
 
 from .gpu_api import in_context
@@ -48,51 +52,40 @@ class TensorMapCode:
         what = f"kernel {fn}{' launch' * late} input {self.map.buffer.name}"
         pitch = self._pitch(w, strides)
         out = w.slot("i8", MAP_BYTES + MAP_ALIGN)
-        low = w.ins(f"ptrtoint ptr {out} to i64")
-        up = w.ins(f"and i64 {w.ins(f'add i64 {low}, {MAP_ALIGN - 1}')}, {-MAP_ALIGN}")
-        place = w.ins(f"inttoptr i64 {up} to ptr")
+        up = w.of("ptr", out).to("ptrtoint", "i64") + (MAP_ALIGN - 1) & -MAP_ALIGN
+        place = up.to("inttoptr", "ptr")
         w.do(f"call void @llvm.memset.p0.i64(ptr {place}, i8 0, i64 {MAP_BYTES}, i1 false)")
-        with w.when(self._empty(w, extents), unless=True):
+        empty = (w.of("i64", e).test("eq", 0) for e in extents)
+        with w.when(functools.reduce(operator.or_, empty, w.of("i1", "false")), unless=True):
             self._checks(w, what, address, pitch)
             self._cached(w, what, place, address, extents, pitch, context)
         return place
 
-    def _pitch(self, w: Writer, strides: Sequence[str]) -> list[str]:
+    def _pitch(self, w: Writer, strides: Sequence[str]) -> list[Value]:
         size = self.map.buffer.dtype.bytes
-        return [w.ins(f"mul i64 {s}, {size}") if not s.isdigit() else str(int(s) * size) for s in strides]
+        return [w.of("i64", str(int(s) * size)) if s.isdigit() else w.of("i64", s) * size for s in strides]
 
-    def _empty(self, w: Writer, extents: Sequence[str]) -> str:
-        empty = "false"
-        for e in extents:
-            empty = w.ins(f"or i1 {empty}, {w.ins(f'icmp eq i64 {e}, 0')}")
-        return empty
-
-    def _checks(self, w: Writer, what: str, address: str, pitch: Sequence[str]) -> None:
-        number = w.ins(f"ptrtoint ptr {address} to i64")
-        low = w.ins(f"and i64 {number}, {ADDRESS_ALIGN - 1}")
-        w.check(w.ins(f"icmp eq i64 {low}, 0"), "RuntimeError",
+    def _checks(self, w: Writer, what: str, address: str, pitch: Sequence[Value]) -> None:
+        w.check((w.of("ptr", address).to("ptrtoint", "i64") & ADDRESS_ALIGN - 1).test("eq", 0),
                 f"{what} byte_offset violates packed ABI constraint: its data must be aligned to {ADDRESS_ALIGN} bytes "
                 "(it is moved by TMA; tl.disable_tma_lower compiles the kernel without)")
         for k, p in enumerate(pitch):
             dim = self.rank - 2 - k
-            rest = w.ins(f"and i64 {p}, {STRIDE_ALIGN - 1}")
-            w.check(w.ins(f"icmp eq i64 {rest}, 0"), "RuntimeError",
+            w.check((p & STRIDE_ALIGN - 1).test("eq", 0),
                     f"{what} strides[{dim}] violates packed ABI constraint: it must be a multiple of {STRIDE_ALIGN} "
                     "bytes (the tensor is moved by TMA; tl.disable_tma_lower compiles the kernel without)")
 
     def _cached(self, w: Writer, what: str, place: str, address: str, extents: Sequence[str],
                 pitch: Sequence[str], context: str) -> None:
         """Copy the map of the record if its key matches the tensor; else encode it, and store it if the record is unlocked."""
-        key = [w.ins(f"ptrtoint ptr {address} to i64"), *extents, *pitch]
+        key = [w.of("ptr", address).to("ptrtoint", "i64"), *extents, *pitch]
         look, use, make, join = (w.name(n) for n in ("look", "use", "make", "join"))
-        taken = w.ins(f"atomicrmw xchg ptr {self.name}, i64 1 acquire")
-        free = w.ins(f"icmp eq i64 {taken}, 0")
+        free = w.ins(f"atomicrmw xchg ptr {self.name}, i64 1 acquire", "i64").test("eq", 0)
         w.branch(free, look, make, likely=True)
         w.begin(look)
-        same = "true"
+        same = w.of("i1", "true")
         for k, v in enumerate(key):
-            held = w.at(self.name, 8 + 8 * k, "i64")
-            same = w.ins(f"and i1 {same}, {w.ins(f'icmp eq i64 {held}, {v}')}")
+            same = same & w.at(self.name, 8 + 8 * k, "i64").test("eq", v)
         record = w.ins(f"getelementptr i8, ptr {self.name}, i64 {self.at}")
         w.branch(same, use, make, likely=True)
         w.begin(use)
@@ -102,13 +95,12 @@ class TensorMapCode:
         w.begin(make)
         rc = in_context(w, context, lambda: self._encode(w, place, address, extents, pitch))
         with w.when(free):
-            with w.when(w.ins(f"icmp eq i32 {rc}, 0")):
-                for k, v in enumerate(key):
-                    w.put(self.name, 8 + 8 * k, "i64", v)
+            with w.when(rc.test("eq", 0)):
+                w.put_all(self.name, {8 + 8 * k: ("i64", v) for k, v in enumerate(key)})
                 record = w.ins(f"getelementptr i8, ptr {self.name}, i64 {self.at}")
                 w.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {record}, ptr {place}, i64 {MAP_BYTES}, i1 false)")
             w.do(f"store atomic i64 0, ptr {self.name} release, align 8")
-        w.check(w.ins(f"icmp eq i32 {rc}, 0"), "RuntimeError", f"{what} cannot be described for TMA (the driver rejected "
+        w.check(rc.test("eq", 0), f"{what} cannot be described for TMA (the driver rejected "
                 "its extents or strides; tl.disable_tma_lower compiles the kernel without)")
         w.jump(join)
         w.begin(join)
@@ -117,15 +109,14 @@ class TensorMapCode:
         dims, steps = w.slot("i64", self.rank), w.slot("i64", max(1, self.rank - 1))
         box, ones, high = w.slot("i32", self.rank), w.slot("i32", self.rank), ""
         m, per = self.map.im2col, (1,) * self.rank
-        arrays = [(dims, "i64", 8, extents), (steps, "i64", 8, pitch)]
+        arrays: list[tuple[str, str, int, Sequence[Any]]] = [(dims, "i64", 8, extents), (steps, "i64", 8, pitch)]
         if m is None:
-            arrays.append((box, "i32", 4, [*map(str, self.map.box)]))
+            arrays.append((box, "i32", 4, self.map.box))
         else:  # box: the lower corner of the bounding box
             high, per = w.slot("i32", 2), (1, *reversed(m.stride), 1)
-            arrays += [(box, "i32", 4, [*map(str, reversed(m.low))]), (high, "i32", 4, [*map(str, reversed(m.high))])]
-        for array, ty, size, values in (*arrays, (ones, "i32", 4, [*map(str, per)])):
-            for k, v in enumerate(values):
-                w.put(array, size * k, ty, v)
+            arrays += [(box, "i32", 4, m.low[::-1]), (high, "i32", 4, m.high[::-1])]
+        for array, ty, size, values in (*arrays, (ones, "i32", 4, per)):
+            w.put_all(array, {size * k: (ty, v) for k, v in enumerate(values)})
         kind, swizzle, l2, fill = self.map.codes
         name, more = ENCODE, ""
         if m is not None:

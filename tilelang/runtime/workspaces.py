@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.ir import Buffer, Expr
+from tilelang.target.llvm_values import Value
 from tilelang.target.machine import MOST_BYTES
 
 from .gpu_api import CUDA, GpuApi
@@ -39,59 +40,56 @@ def keep_memory(driver: Any) -> None:
         driver.call("cuMemPoolSetAttribute", pool, RELEASE_THRESHOLD, ctypes.byref(ctypes.c_uint64(KEPT)))
 
 
-def bytes_of(w: Writer, b: Buffer, size_of: Callable[[Expr], str]) -> str:
+def bytes_of(w: Writer, b: Buffer, size_of: Callable[[Expr], Value]) -> Value:
     """The bytes of a buffer, an i64.  size_of: an integer expression as an i64 value."""
-    count = str(b.dtype.bytes)
+    count = w.of("i64", str(b.dtype.bytes))
     for d in b.shape:
-        count = w.ins(f"mul i64 {count}, {size_of(d) if isinstance(d, Expr) else d}")
+        count = count * (size_of(d) if isinstance(d, Expr) else d)
     return count
 
 
-def fits(w: Writer, buffers: tuple[Buffer, ...], size_of: Callable[[Expr], str]) -> str:
-    """Whether no dimension is negative and no buffer has more bytes than any memory (i1; "": all sizes are constants)."""
-    good = ""
+def fits(w: Writer, buffers: tuple[Buffer, ...], size_of: Callable[[Any], Value]) -> Value | None:
+    """Whether no dimension is negative and no buffer has more bytes than any memory (i1; None: all sizes are constants)."""
+    good: Value | None = None
     for b in buffers:
-        product = f"{float(b.dtype.bytes)}"
+        product = w.of("double", f"{float(b.dtype.bytes)}")
         for d in b.shape:
-            size = w.ins(f"uitofp i64 {size_of(d) if isinstance(d, Expr) else d} to double")  # of a negative number: over 2^63
-            product = w.ins(f"fmul double {product}, {size}")
+            product = product * size_of(d).to("uitofp", "double")  # of a negative number: over 2^63
         if any(isinstance(d, Expr) for d in b.shape):
-            small = w.ins(f"fcmp ole double {product}, {float(MOST_BYTES)}")
-            good = w.ins(f"and i1 {good}, {small}") if good else small
+            small = product.test("ole", f"{float(MOST_BYTES)}")
+            good = good & small if good else small
     return good
 
 
 class Workspaces:
     """The allocation of one launch.  size_of: an integer expression as an i64 value."""
 
-    def __init__(self, w: Writer, buffers: tuple[Buffer, ...], size_of: Callable[[Expr], str], api: GpuApi = CUDA) -> None:
+    def __init__(self, w: Writer, buffers: tuple[Buffer, ...], size_of: Callable[[Expr], Value], api: GpuApi = CUDA) -> None:
         self.w, self.buffers, self.api = w, buffers, api
         self.base = w.slot("i64")
         self.starts: dict[int, str] = {}  # by position in buffers
-        end, self.zeroed = "0", "0"
+        end = self.zeroed = w.of("i64", "0")
         order = sorted(range(len(buffers)), key=lambda k: not buffers[k].facts.zeroed)
         for k in order:
             b = buffers[k]
             self.starts[k] = end
-            room = w.ins(f"and i64 {w.ins(f'add i64 {bytes_of(w, b, size_of)}, {ALIGN - 1}')}, {-ALIGN}")
-            end = w.ins(f"add i64 {end}, {room}")
+            end = end + (bytes_of(w, b, size_of) + (ALIGN - 1) & -ALIGN)
             if b.facts.zeroed:
                 self.zeroed = end
-        self.total = w.ins(f"add i64 {end}, {ALIGN}")  # never 0, which the driver rejects
+        self.total = end + ALIGN  # never 0, which the driver rejects
 
-    def allocate(self, stream: str) -> str:
+    def allocate(self, stream: str) -> Value:
         """Allocate the memory and clear its zeroed part; free it where that fails.  Returns the result of these calls."""
         w = self.w
-        rc = w.ins(f"call i32 @{self.api.name('cuMemAllocAsync')}(ptr {self.base}, i64 {self.total}, ptr {stream})")
+        rc = w.ins(f"call i32 @{self.api.name('cuMemAllocAsync')}(ptr {self.base}, i64 {self.total}, ptr {stream})", "i32")
         if self.zeroed == "0":
             return rc
-        return w.either(w.ins(f"icmp eq i32 {rc}, 0"), lambda: self._clear(stream), lambda: rc, "i32")
+        return w.either(rc.test("eq", 0), lambda: self._clear(stream), lambda: rc, "i32")
 
-    def _clear(self, stream: str) -> str:
-        w = self.w
-        rc = w.ins(f"call i32 @{self.api.name('cuMemsetD8Async')}(i64 {w.ins(f'load i64, ptr {self.base}')}, i8 0, "
-                   f"i64 {self.zeroed}, ptr {stream})")
-        with w.unless_0(rc):
+    def _clear(self, stream: str) -> Value:
+        given = f"i64 {self.w.at(self.base, 0, 'i64')}, i8 0, i64 {self.zeroed}, ptr {stream}"
+        rc = self.w.ins(f"call i32 @{self.api.name('cuMemsetD8Async')}({given})", "i32")
+        with self.w.unless_0(rc):
             self.free(stream)
         return rc
 
@@ -99,13 +97,11 @@ class Workspaces:
         """For each buffer a cell that contains its address, in the form of a kernel argument."""
         out: list[Any] = []
         for k in range(len(self.buffers)):
-            cell = self.w.slot("i64")
-            at = self.w.ins(f"add i64 {self.w.ins(f'load i64, ptr {self.base}')}, {self.starts[k]}")
-            self.w.do(f"store i64 {at}, ptr {cell}")
-            out.append(cell)
+            out.append(self.w.slot("i64"))
+            self.w.put(out[-1], 0, "i64", self.w.at(self.base, 0, "i64") + self.starts[k])
         return out
 
-    def free(self, stream: str) -> str:
+    def free(self, stream: str) -> Value:
         """Free the memory on the stream, after the launch.  Returns the result of the call."""
-        w = self.w
-        return w.ins(f"call i32 @{self.api.name('cuMemFreeAsync')}(i64 {w.ins(f'load i64, ptr {self.base}')}, ptr {stream})")
+        given = f"i64 {self.w.at(self.base, 0, 'i64')}, ptr {stream}"
+        return self.w.ins(f"call i32 @{self.api.name('cuMemFreeAsync')}({given})", "i32")

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tilelang.target.llvm_values import Value
+
 from .c_functions import FrameEnd, first_device, store_tensor
 from .host_frame import BOOL, CPU, CUDA, FLOAT, INT, dtype_bits
 from .llvm_text import Writer
@@ -59,8 +61,7 @@ class XlaHandler:
         scalars = sorted((a for a in sig.args if isinstance(a, ScalarArg)), key=lambda a: a.name)
         for record, n, what in ((_ARGS, len(inputs), "tensors"), (_RETS, len(self.results), "results"),
                                 (_ATTRS, len(scalars), "attributes")):
-            count = w.at("%call", record + _COUNT, "i64")
-            self._check(w.ins(f"icmp eq i64 {count}, {n}"), f"kernel {sig.name} takes {n} {what}")
+            self._check(w.at("%call", record + _COUNT, "i64").test("eq", n), f"kernel {sig.name} takes {n} {what}")
         buffers = {a: self._value(_ARGS, k) for k, a in enumerate(inputs)}
         buffers |= {a: self._value(_RETS, k) for k, a in enumerate(self.results)}  # those of XLA share the input's memory
         data = {k: w.at(b, _DATA, "ptr") for k, b in buffers.items()}
@@ -76,8 +77,7 @@ class XlaHandler:
         with w.unless_0(rc):
             message, status = w.at(frame, self.at.message, "ptr"), w.at(frame, self.at.status, "i32")
             w.do(f"call void @tl_text(ptr {text}, ptr {message}, i32 {status})")
-            code = w.ins(f"select i1 {w.ins(f'icmp eq i32 {rc}, 1')}, i32 {_INVALID_ARGUMENT}, i32 {_INTERNAL}")
-            self._return_error(text, code)
+            self._return_error(text, w.of("i32", rc).test("eq", 1).select(_INVALID_ARGUMENT, _INTERNAL, "i32"))
         w.do("ret ptr null")
         body = w.function(name, "ptr %call").replace("define i32", "define ptr", 1)
         return "\n".join([*(g.replace("@.s", "@.x") for g in w.globals), body.replace("@.s", "@.x")])
@@ -86,16 +86,14 @@ class XlaHandler:
         """Answer the question for the version of the interface, and calls of other stages."""
         w = self.w
         extension = w.at("%call", _EXTENSION, "ptr")
-        with w.when(w.ins(f"icmp eq ptr {extension}, null"), unless=True):
-            with w.when(w.ins(f"icmp eq i32 {w.at(extension, 8, 'i32')}, {_METADATA}")):
-                metadata = w.at(extension, 24, "ptr")
-                for offset, value in ((24, VERSION[0]), (28, VERSION[1]), (32, 0)):
-                    w.put(metadata, offset, "i32", str(value))
+        with w.when(extension.test("eq", "null"), unless=True):
+            with w.when(w.at(extension, 8, "i32").test("eq", _METADATA)):
+                w.put_all(w.at(extension, 24, "ptr"), {24: ("i32", VERSION[0]), 28: ("i32", VERSION[1]), 32: ("i32", 0)})
                 w.do("ret ptr null")
-        with w.when(w.ins(f"icmp eq i32 {w.at('%call', _STAGE, 'i32')}, {_EXECUTE}"), unless=True):
+        with w.when(w.at("%call", _STAGE, "i32").test("eq", _EXECUTE), unless=True):
             w.do("ret ptr null")
 
-    def _value(self, record: int, k: int, values: int = _VALUES) -> str:
+    def _value(self, record: int, k: int, values: int = _VALUES) -> Value:
         return self.w.at(self.w.at("%call", record + values, "ptr"), 8 * k, "ptr")
 
     def _check(self, good: str, message: str) -> None:
@@ -105,27 +103,25 @@ class XlaHandler:
     def _return_error(self, message: str, code: str) -> None:
         w = self.w
         given = w.slot("i64", 4)
-        for offset, ty, value in ((0, "i64", "28"), (8, "ptr", "null"), (16, "ptr", message), (24, "i32", code)):
-            w.put(given, offset, ty, value)
+        w.put_all(given, {0: ("i64", 28), 8: ("ptr", "null"), 16: ("ptr", message), 24: ("i32", code)})
         create = w.at(w.at("%call", _API, "ptr"), _ERROR_CREATE, "ptr")
         w.do(f"ret ptr {w.ins(f'call ptr {create}(ptr {given})')}")
 
     def _stream(self) -> str:
         w = self.w
         given = w.slot("i64", 4)
-        for offset, ty, value in ((0, "i64", "32"), (8, "ptr", "null"), (16, "ptr", w.at("%call", _CONTEXT, "ptr")),
-                                  (24, "ptr", "null")):
-            w.put(given, offset, ty, value)
-        error = w.ins(f"call ptr {w.at(w.at('%call', _API, 'ptr'), _STREAM_GET, 'ptr')}(ptr {given})")
-        with w.when(w.ins(f"icmp eq ptr {error}, null"), unless=True, likely=True):
+        context = w.at("%call", _CONTEXT, "ptr")
+        w.put_all(given, {0: ("i64", 32), 8: ("ptr", "null"), 16: ("ptr", context), 24: ("ptr", "null")})
+        error = w.ins(f"call ptr {w.at(w.at('%call', _API, 'ptr'), _STREAM_GET, 'ptr')}(ptr {given})", "ptr")
+        with w.when(error.test("eq", "null"), unless=True, likely=True):
             w.do(f"ret ptr {error}")
         return w.at(given, 24, "ptr")
 
     def _tensor(self, args: str, a: TensorArg, buffer: str, data: str, device: str) -> None:
         w, dt = self.w, a.buffer.dtype
-        same = w.ins(f"icmp eq i32 {w.at(buffer, _DTYPE, 'i32')}, {_TYPES[str(dt)]}")
-        word = w.ins(f"select i1 {same}, i32 {dtype_bits(dt)[0]}, i32 0")  # 0: a type that no tensor has
-        rank = w.ins(f"trunc i64 {w.at(buffer, _RANK, 'i64')} to i32")
+        same = w.at(buffer, _DTYPE, "i32").test("eq", _TYPES[str(dt)])
+        word = same.select(dtype_bits(dt)[0], 0, "i32")  # 0: a type that no tensor has
+        rank = w.at(buffer, _RANK, "i64").to("trunc", "i32")
         where = w.ins(f"call i32 @tl_device_of(ptr {data}, i32 {device})") if self.cuda else "0"
         store_tensor(w, (args, a.index), {
             0: ("ptr", data), 8: ("i32", str(CUDA if self.cuda else CPU)), 12: ("i32", where), 16: ("i32", rank),
@@ -135,9 +131,8 @@ class XlaHandler:
         w, dt = self.w, a.var.dtype
         kind, code, ty, name = ((FLOAT, _F64, "i64", "float64") if dt.is_float else (BOOL, _PRED, "i8", "bool") if dt.is_bool
                                 else (INT, _S64, "i64", "int64"))
-        self._check(w.ins(f"icmp eq i32 {w.at(attribute, 0, 'i32')}, {code}"),
+        self._check(w.at(attribute, 0, "i32").test("eq", code),
                     f"kernel {self.sig.name} scalar {a.name} expected an attribute of type {name}")
         value = w.at(w.at(attribute, 8, "ptr"), 0, ty)
-        value = w.ins(f"zext i8 {value} to i64") if ty == "i8" else value
-        w.put(args, 16 * a.index, "i32", str(kind))
-        w.put(args, 16 * a.index + 8, "i64", value)
+        value = value.to("zext", "i64") if ty == "i8" else value
+        w.put_all(args, {16 * a.index: ("i32", kind), 16 * a.index + 8: ("i64", value)})
