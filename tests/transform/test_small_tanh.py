@@ -10,6 +10,7 @@ from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.library.attention.flex_attention import FlexForm, flex_program
 from tilelang.library.attention.form import AttentionForm, ScoreFunctions, Tile
 from tilelang.library.attention.problem import Mask, Sizes
+from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform.pipeline import DEVICE_PASSES, lower
 from tilelang.transform.registers.small_tanh import small_tanh
@@ -112,3 +113,23 @@ def main_loop(lowered):
 def test_the_least_elements_are_sought_beside_maxima():
     body = main_loop(after_maxima(8.0, 64, 192, 64))
     assert "if (doubt" not in body and "tl::below_S" in body and body.count("any_sync((int)") == 1
+
+
+def test_large_weights_need_the_least_elements_only_in_doubt():
+    """Warps have scores around 0, -4, -24 and 24: no doubt, doubt, and large arguments."""
+    n, keys, dim, cap = 64, 192, 64, 30.0
+    lowered = after_maxima(cap, n, keys, dim)
+    body = main_loop(lowered)
+    assert body.index("if (doubt") < body.index("tl::below_S") < body.index("scaled_tanh(S") < body.index("tl::map_S")
+    assert body.count("tl::map_S") == 2 and body.count("tl::registers_out_S") == 1
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 1, x, dim)).astype(np.float16) for x in (n, keys, keys))
+    k[..., 0], q[..., 0] = 8.0, np.repeat([0.0, -4.0, -24.0, 24.0], 16)
+    given = {"Q": q, "K": k, "V": v, "Blocks": np.zeros((1, 1, 1, 1), np.int32), "X0": np.zeros(1, np.float32),
+             "X1": np.zeros(1, np.float32), "O": np.zeros_like(q), "LSE": np.zeros((1, 1, n), np.float32)}
+    found = run_device(lowered, given).outputs
+    s = cap * np.tanh(q[0, 0].astype(float) @ k[0, 0].astype(float).T * dim**-0.5 / cap)
+    weights = np.exp(s - s.max(1, keepdims=True))
+    want = weights @ v[0, 0].astype(float) / weights.sum(1, keepdims=True)
+    assert np.abs(found["O"][0, 0] - want).max() <= 2.0**-10 * np.abs(v).max() * 1.1
+    assert np.abs(found["LSE"][0, 0] - np.log(weights.sum(1)) - s.max(1)).max() <= cap * 8 * 2.0**-24 + 1e-5

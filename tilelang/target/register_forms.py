@@ -12,7 +12,6 @@ Loops over values that are computed from accumulators (`value_form`):
     for r: S[r] = exp2(S[r] * c - top[…] * c)       map      an instruction for each operation on the element
     for r: x[…] = max(x[…], S[r])                   sum      one instruction each, in the loop's order; of |S[r]| too
     for i: x[i] = 0; for r: x[i] = x[i] + S[…]      sums     the same for each iteration; the rest is printed unchanged
-    for r: e = exp2(S[r]…); x[…] += e; P[r] = e     weights  those of map, a sum, and one cvt for each pair of 16 bits
 
 and, in branches and outside of the innermost loops, which are executed rarely (`store_form`):
 
@@ -45,11 +44,11 @@ _VALUES: dict[str, Any] = {"add": operator.add, "sub": operator.sub, "mul": oper
 class Form:
     """The form of a loop.
 
-    kind: "fill" | "scale" | "halves" | "read" | "map" | "sum" | "sums" | "weights" | "store".  buffer: the register array.
+    kind: "fill" | "scale" | "halves" | "read" | "map" | "sum" | "sums" | "store".  buffer: the register array.
     points: one tuple for each iteration, in order.  fill: (element, value); scale: (element, factor); halves: (word, source,
-    lower element, upper element); map, store: (element, values of the loop variables); sum: (element added to, element);
-    weights: (element, values of the loop variables, source, element added to).  read, sums: none.
-    value: map, weights: the stored expression; sum: the value of its statement.
+    lower element, upper element); map, store: (element, values of the loop variables); sum: (element added to, element).
+    read, sums: none.
+    value: map: the stored expression; sum: the value of its statement.
     """
 
     kind: str
@@ -59,9 +58,8 @@ class Form:
 
     @property
     def source(self) -> Buffer | None:
-        """For "halves" and "weights", the buffer whose elements are converted; None for other forms."""
-        at = {"halves": 1, "weights": 2}.get(self.kind)
-        return None if at is None else self.points[0][at]
+        """For "halves", the buffer whose elements are converted; None for other forms."""
+        return self.points[0][1] if self.kind == "halves" else None
 
 
 def form_of(s: Stmt) -> Form | None:
@@ -235,8 +233,6 @@ def value_form(s: Stmt) -> Form | None:
     last = (stmts_of(body) or (body,))[-1]
     if isinstance(s, For) and loops and isinstance(last, Store) and last.buffer.scope_name == LOCAL:
         found = last if last is body else inlined(s)[1]
-        if found is None and (weights := _weights(loops, list(stmts_of(body)))) is not None:
-            return weights
         if found is not None:
             return (sum_form(s) if s.plan.registers == "sum" else None) or _map(loops, found) or sum_form(s)
     return _sum_nest(s) if len(loops) == 1 else None
@@ -252,25 +248,6 @@ def _map(loops: list[tuple[Var, int]], s: Store) -> Form | None:
     if places is None or len(set(places)) < len(places):
         return None
     return Form("map", b, tuple(zip(places, _points(loops))), s.value)
-
-
-def _weights(loops: list[tuple[Var, int]], body: list[Any]) -> Form | None:
-    """A map whose values are added to elements of another array, and stored in a third one or converted to 16 bits there."""
-    if [type(x) for x in body] != [Bind, Store, Store]:
-        return None
-    (made, added, kept), v = body, body[1].value
-    read = next((x for x in walk(made.value, Load) if bool(x.indices == kept.indices)), None)
-    mapped = None if read is None else _map(loops, Store(read.buffer, kept.indices, made.value))
-    to, halves = _elements(added, loops), kept.buffer.dtype.base in _HALVES
-    if mapped is None or to is None or not isinstance(v, Binary) or v.op != "add" or not isinstance(v.a, Load) or \
-            v.a.buffer is not added.buffer or not bool(v.a.indices == added.indices) or v.b is not made.var or \
-            (getattr(kept.value, "value", None) if halves else kept.value) is not made.var:
-        return None
-    places = [k for k, _ in mapped.points]
-    if halves and (len(places) % 2 or any(a % 2 or b != a + 1 for a, b in zip(places[::2], places[1::2]))):
-        return None
-    points = tuple((k, at, mapped.buffer, i) for (k, at), i in zip(mapped.points, to))
-    return Form("weights", kept.buffer, points, made.value)
 
 
 def _mapped(e: Expr, s: Store, inside: set[Var]) -> bool:

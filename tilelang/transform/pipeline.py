@@ -107,7 +107,6 @@ DEVICE_PASSES = _passes(
     "memory.simplify",
     "registers.join_loads",  # after simplify, in whose terms it compares addresses; before pack_conversions, which takes bytes
     "registers.fused_multiplies",  # before passes that find pairs of operations; after simplify, which folds constants
-    "registers.kept_maxima",  # before small_tanh, which divides loops of tanh that it leaves
     "registers.small_tanh",  # after simplify, which makes constants of its factors; before passes over the final loops
     "registers.accumulator_registers:assign_accumulator_registers",  # after simplify: it follows the final program's values
     "registers.operand_pieces",  # after assign_accumulator_registers, which pins arrays as a whole

@@ -53,7 +53,7 @@ class RegisterLoops:
             first = first.body  # type: ignore[assignment]
         self.page.comment(next(iter(stmts_of(first) or (first,))).span)
         {"fill": self._values, "scale": self._values, "halves": self._halves, "read": self._read, "map": self._map,
-         "weights": self._map, "sum": self._summed, "sums": self._sum_nest, "store": self._store}[form.kind](form, s)
+         "sum": self._summed, "sums": self._sum_nest, "store": self._store}[form.kind](form, s)
 
     def _store(self, form: Form, s: For) -> None:
         """Print stores: the operands are addresses; other addresses follow from them by static strides."""
@@ -84,13 +84,8 @@ class RegisterLoops:
         self.registers.call(f"store_{array}", f"({params})", body, ", ".join(args))
 
     def _map(self, form: Form, s: For) -> None:
-        """Print operations on each element: the operands are the distinct values that do not depend on it.  Weights are
-        added in two chains, and stored in pairs."""
-        b = form.buffer if form.source is None else form.source
-        array = self.registers.array(b)
-        weights, given = form.kind == "weights", s.plan.registers == "read"  # "read": the weights go to an array
-        sums = {i: f"%{n}" for n, i in enumerate(dict.fromkeys(x[3] for x in form.points))} if weights else {}
-        kept = {k: f"%{len(sums) + n}" for n, (k, *_) in enumerate(form.points)} if given else {}
+        """Print operations on each element: the operands are the distinct values that do not depend on it."""
+        array, b = self.registers.array(form.buffer), form.buffer
         operands: dict[str, int] = {}
         known: dict[tuple[Any, ...], str] = {}
         depth = 0
@@ -115,7 +110,7 @@ class RegisterLoops:
                     known[key] = made[text]
             elif key not in known:
                 text = self.x.top(substitute(e, {v: const(at[v], v.dtype) for v in varies(e)}))
-                known[key] = f"%{operands.setdefault(text, len(sums) + len(kept) + len(operands))}"
+                known[key] = f"%{operands.setdefault(text, len(operands))}"
             return known[key]
 
         def value(e: Expr, k: int, at: dict[Var, int], to: str, level: int, added: bool = False) -> str:
@@ -141,27 +136,14 @@ class RegisterLoops:
                 lines.append(f"{op} {to}, {value(e.args[0], k, at, f't{level}', level + 1)};")
             return to
 
-        for k, at, *added in form.points:
-            to = kept.get(k, f"e{k % 2}" if added else f"tl_{array}_{k}")
-            if value(form.value, k, at, to, 0) != to:  # type: ignore[arg-type]
+        for k, at in form.points:
+            if value(form.value, k, at, f"tl_{array}_{k}", 0) != f"tl_{array}_{k}":  # type: ignore[arg-type]
                 raise InternalError("a map that is no operation")
-            if added:
-                chain = f"u{sums[added[1]][1:]}" if k % 2 else sums[added[1]]
-                lines.append(f"add{self.ftz} {chain}, {chain}, {to};")
-            if added and not given and k % 2:
-                lines.append(f"{_cvt(form.buffer.dtype.base)} tl_{self.registers.array(form.buffer)}_{k // 2}, e1, e0;")
-        shared = [f".reg .f32 s<{len(made)}>;"] if made else []
-        if sums:
-            shared += [f".reg .f32 u<{len(sums)}>, e<2>;", *(f"mov.f32 u{n}, 0f00000000;" for n in range(len(sums)))]
-            lines += [f"add{self.ftz} {x}, {x}, u{x[1:]};" for x in sums.values()]
-        text = "\\n".join(["{", f".reg .f32 t<{depth + 1}>;", *shared, *lines, "}"])
-        arrays = ((_added(s), sums), (form.buffer, kept)) if weights else ()
-        names = [f"{self.page.name(x.data, x.name)}[{i}]" for x, places in arrays for i in places]
-        outputs = ", ".join(f'"{"+" if n < len(sums) else "=&"}f"(x{n})' for n in range(len(names)))
         inputs = ", ".join(f'"f"(x{i})' for i in operands.values())
-        params = [f"float{'&' * (n < len(names))} x{n}" for n in range(len(names) + len(operands))]
-        self.registers.call(f"{form.kind}_{array}", f"({', '.join(params)})", f'asm volatile("{text}" :{outputs or ":"}'
-                            f'{" : " if outputs else " "}{inputs});', ", ".join([*names, *operands]))
+        shared = [f".reg .f32 s<{len(made)}>;"] if made else []
+        text = "\\n".join(["{", f".reg .f32 t<{depth + 1}>;", *shared, *lines, "}"])
+        self.registers.call(f"map_{array}", f"({', '.join(f'float x{i}' for i in operands.values())})",
+                       f'asm volatile("{text}" :: {inputs});', ", ".join(operands))
 
     def _values(self, form: Form, s: For) -> None:
         """Print fill and scale: the operands are the distinct values, and there is one line for each element."""
@@ -290,11 +272,6 @@ def _strides(to: Buffer, base: tuple[Expr, ...], inside: set[Var]) -> list[tuple
         if got[1]:
             out.append((step, got[1]))
     return out
-
-
-def _added(s: Stmt) -> Buffer:
-    """The array to whose elements a loop of the form "weights" adds."""
-    return next(x.buffer for x in walk(s, Store) if isinstance(x.value, Binary))
 
 
 def _cached(fn: Callable[[Expr], Any]) -> Callable[[Expr], Any]:

@@ -134,11 +134,11 @@ def _pieces(s: Stmt) -> tuple[Stmt, Stmt, Stmt] | None:
     row, column = rows[0], columns[0]
     half, middle = sizes[row] // 2, sizes[column] // 2
     rest = (half, sizes[row])
-    return (restricted(loops, inner, {row: (0, half)}), restricted(loops, inner, {row: rest, column: (0, middle)}),
-            restricted(loops, inner, {row: rest, column: (middle, sizes[column])}))
+    return (_restricted(loops, inner, {row: (0, half)}), _restricted(loops, inner, {row: rest, column: (0, middle)}),
+            _restricted(loops, inner, {row: rest, column: (middle, sizes[column])}))
 
 
-def restricted(loops: list[For], body: Stmt, ranges: dict[Var, tuple[int, int]]) -> Stmt:
+def _restricted(loops: list[For], body: Stmt, ranges: dict[Var, tuple[int, int]]) -> Stmt:
     """The loop nest with new variables, restricted to the given ranges of some of them."""
     own = {x.var: fresh(x.var.name, x.var.dtype) for x in loops}
     starts = {v: ranges[v][0] for v in ranges}

@@ -63,7 +63,7 @@ def vote_on_maxima(body: list[Stmt], scaled: int) -> list[Stmt] | None:
     maxima = _maxima(body[:made[0]])
     waits = next((i for i in range(scaled - 1, made[0], -1) if calls(body[i], "wgmma_wait")), scaled)
     exponent = getattr(exponents[1].value, "args", (None,))[0]
-    if maxima is None or getattr(exponents[1].value, "op", "") != "exp2" or not vanishes(
+    if maxima is None or getattr(exponents[1].value, "op", "") != "exp2" or not _vanishes(
             exponent, maxima.top, maxima.before):
         return None
     updates, others = body[maxima.first:maxima.chosen + 1], [*body[:maxima.first], *body[maxima.chosen + 1:]]
@@ -175,10 +175,10 @@ def rows_at_once(s: Stmt) -> tuple[For, For, For] | None:
     return begun, reduced, over_lanes  # type: ignore[return-value]
 
 
-def vanishes(e: Any, top: Buffer, before: Buffer) -> bool:
+def _vanishes(e: Any, top: Buffer, before: Buffer) -> bool:
     """Whether an expression is 0 where `top` is `before`: a difference of both, times anything."""
     if isinstance(e, Binary) and e.op == "mul":
-        return vanishes(e.a, top, before) or vanishes(e.b, top, before)
+        return _vanishes(e.a, top, before) or _vanishes(e.b, top, before)
     return isinstance(e, Binary) and e.op == "sub" and isinstance(e.a, Load) and isinstance(e.b, Load) and {
         e.a.buffer.data, e.b.buffer.data} == {top.data, before.data} and bool(e.a.indices == e.b.indices)
 
@@ -214,7 +214,7 @@ def factored_out(body: list[Stmt], made: int, scaled: int, factor: Buffer, insid
     for i, s in enumerate(body):
         if i in (made, scaled) or not any(x.buffer.data is factor.data for x in walk(s, Load)):
             continue
-        split = split_total(s, factor, own) if i in inside else None
+        split = _split_total(s, factor, own) if i in inside else None
         if split is None or any(e.storage is split[2].data for x in body[begin:i] for e in effects(x)):
             return None
         totals.append(split[0])
@@ -228,7 +228,7 @@ def any_lane(conditions: Sequence[Expr]) -> Expr:
     return call("any_sync", (cast(some, "int32"), const(0xffffffff, "uint32")), "int32")
 
 
-def split_total(s: Stmt, factor: Buffer, own: Buffer) -> tuple[Stmt, Stmt, Buffer] | None:
+def _split_total(s: Stmt, factor: Buffer, own: Buffer) -> tuple[Stmt, Stmt, Buffer] | None:
     """(total *= own, total += part, total) from a loop `total = total * factor + part`."""
     found = row_loop(s)
     if found is None:

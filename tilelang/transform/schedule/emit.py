@@ -38,7 +38,7 @@ from .rings import GROUP, Ring, WarpRoleLoop, pin, select_version
 PING_PONG = 14, 15  # numbers of the named barriers at which one warp group waits for the GEMMs of the other
 # Two groups alternate where the path of one, with a reduction, takes so many times the cycles of the tensor cores.  With less
 # they wait for each other, with more the tensor cores are idle in any case.
-LONG = 1.25, 4.0
+LONG = 1.25, 2.1
 UNROLL = 4  # iterations in one of a loop whose GEMMs alternate between two accumulators
 
 
