@@ -200,11 +200,11 @@ def readable(x: Any, on_device: bool) -> Any:
     A dimension of one element may have any stride, also one that is no multiple of the unit: such a view gets that of a
     contiguous array.
     """
-    steps = strides_of(x, on_device)
-    if steps is None:
+    own, unit = strides(x), unit_of(type_name(x))
+    steps = _readable(own, x.shape, unit)
+    if steps is None or on_device and not aligned(x):
         return compact_copy(x)
-    unit = unit_of(type_name(x))
-    if all(s >= 0 and s % unit == 0 for s in strides(x)[:-1]):
+    if own == steps or all(s >= 0 and s % unit == 0 for s in own[:-1]):
         return x
     if is_numpy(x):
         return np.lib.stride_tricks.as_strided(x, x.shape, [s * x.itemsize for s in steps])

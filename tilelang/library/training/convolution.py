@@ -443,11 +443,13 @@ def mixed_place(x: Any, classes: int, each: int, columns: int) -> tuple[Any, Any
 
 
 def image_gradient(f: ConvForm) -> Any:
-    """The kernel (dY, W, dX), or with splits (dY, W, P, dX).  P: partial sums of the splits.
+    """The kernel (dY, W, dX), or with splits that of divided_image_gradient.
 
     With f.mixed, tiles of all classes run at the same time: those of few taps store while those of many multiply, and the
     pixels of neighbouring classes lie side by side.  From wave to wave, a block gets a tile of another class.
     """
+    if f.splits > 1:
+        return divided_image_gradient(f)
     t, n, (height, width, channels) = f.tile, T.dynamic("n"), f.image
     down, across = Classes.of(f, 0), Classes.of(f, 1)
     pixels, whole = down.rows * across.rows, f.features % t.bk == 0
@@ -456,33 +458,6 @@ def image_gradient(f: ConvForm) -> Any:
     pads = down.pad(f.out[0]), across.pad(f.out[1])
     layout = _rows_of_groups(t, 16 // dtype(f.kind).bytes)
     columns, rows, each = ceil(channels / t.bn), T.ceildiv(n * pixels, t.bm), f.mixed // classes  # tiles; of a class in a wave
-    divided = down.count(0) * across.count(0) * steps // f.splits
-
-    @T.macro
-    def load(dY, W, Ys, Ws, bx, by, k, a, b):
-        """Load step k of a tile."""
-        wide = across.count(b)
-        i, j, at = k // steps // wide, k // steps % wide, k % steps
-        T.im2col(dY, Ys, by, (down.at(a, i, True) * across.size + across.at(b, j, True)) * steps + at,
-                 (down.size, across.size), 1, 1, pads)
-        T.copy(W[at * t.bk, (down.at(a, i, False) * f.kernel[1] + across.at(b, j, False)) * each_tap + bx * t.bn], Ws)
-
-    @T.prim_func
-    def divided_image_gradient(dY: f.y(n), W: f.taps, P: T.Tensor((f.splits, n * pixels, channels), f.acc), dX: f.x(n)):
-        Rows = T.reshape(dX, (n * height * width, channels))
-        with T.Kernel(columns, rows, f.splits, threads=t.threads) as (bx, by, bz):
-            Ys, Ws = T.alloc_shared((t.bm, t.bk), f.kind), T.alloc_shared((t.bk, t.bn), f.kind)
-            acc = T.alloc_fragment((t.bm, t.bn), f.acc)
-            T.clear(acc)
-            for k in T.Pipelined(divided, num_stages=t.stages):
-                load(dY, W, Ys, Ws, bx, by, bz * divided + k, 0, 0)
-                T.gemm(Ys, Ws, acc)
-            T.copy(acc, P[bz, by * t.bm, bx * t.bn])
-        with T.Kernel(T.ceildiv(channels, _ADDED_UP[1]), T.ceildiv(n * pixels, _ADDED_UP[0]), threads=256) as (bx, by):
-            add_up(P, Rows, bx, by)
-
-    if f.splits > 1:
-        return divided_image_gradient
 
     @T.prim_func
     def convolution_image_gradient(dY: f.y(n), W: f.taps, dX: f.x(n)):
@@ -532,6 +507,35 @@ def image_gradient(f: ConvForm) -> Any:
                         dX[pixel // pixels, h, w, bx * t.bn + j] = Xs[i, j]
 
     return convolution_image_gradient
+
+
+def divided_image_gradient(f: ConvForm) -> Any:
+    """The kernels (dY, W, P, dX) for images of one class of pixels.  P: partial sums of the splits of the taps' features."""
+    t, n, (height, width, channels) = f.tile, T.dynamic("n"), f.image
+    down, across = Classes.of(f, 0), Classes.of(f, 1)
+    pixels, wide, steps = down.rows * across.rows, across.count(0), f.features // t.bk
+    divided, pads = down.count(0) * wide * steps // f.splits, (down.pad(f.out[0]), across.pad(f.out[1]))
+
+    @T.prim_func
+    def divided_image_gradient(dY: f.y(n), W: f.taps, P: T.Tensor((f.splits, n * pixels, channels), f.acc), dX: f.x(n)):
+        Rows = T.reshape(dX, (n * height * width, channels))
+        with T.Kernel(ceil(channels / t.bn), T.ceildiv(n * pixels, t.bm), f.splits, threads=t.threads) as (bx, by, bz):
+            Ys, Ws = T.alloc_shared((t.bm, t.bk), f.kind), T.alloc_shared((t.bk, t.bn), f.kind)
+            acc = T.alloc_fragment((t.bm, t.bn), f.acc)
+            T.clear(acc)
+            for s in T.Pipelined(divided, num_stages=t.stages):
+                k = bz * divided + s
+                i, j, at = k // steps // wide, k // steps % wide, k % steps
+                T.im2col(dY, Ys, by, (down.at(0, i, True) * across.size + across.at(0, j, True)) * steps + at,
+                         (down.size, across.size), 1, 1, pads)
+                T.copy(W[at * t.bk, (down.at(0, i, False) * f.kernel[1] + across.at(0, j, False)) * (f.tap or channels) +
+                         bx * t.bn], Ws)
+                T.gemm(Ys, Ws, acc)
+            T.copy(acc, P[bz, by * t.bm, bx * t.bn])
+        with T.Kernel(T.ceildiv(channels, _ADDED_UP[1]), T.ceildiv(n * pixels, _ADDED_UP[0]), threads=256) as (bx, by):
+            add_up(P, Rows, bx, by)
+
+    return divided_image_gradient
 
 
 def weight_gradient(f: ConvForm) -> Any:
