@@ -268,12 +268,11 @@ def consume(f, g, tiles, work, Q, scales, results):
                     if i == last - 1:
                         T.mbarrier_arrive(tiles.q_free[0])
                 mask(f, S, (2 * i + g) * KEYS, length, h, tiles.places, g)
-                if not f.sparse:  # before the wait; where copies are slower than that, it costs more than it saves
-                    T.reduce_max(S, most, dim=1)
+                T.reduce_max(S, most, dim=1)
                 if g == 1:  # multiplied during the softmax
                     T.mbarrier_wait_parity(tiles.ready[0], n % 2)
                     add_other(f, 0, tiles, V, acc, state, c)
-                weigh(S, P, state, c, None if f.sparse else most)
+                weigh(S, P, state, c, most)
                 if g == 1:
                     T.wait_wgmma(0)
                     T.mbarrier_arrive(tiles.free[1])
