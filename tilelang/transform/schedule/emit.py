@@ -12,7 +12,7 @@ there.  Where nothing needs it, it stays in flight until it has started again on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count, takewhile
+from itertools import count
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, For, If, Parallel, Select, Stmt, Var, binary, call, cast,
@@ -145,7 +145,9 @@ class _Emitter:
         for n, e in enumerate(events):
             if n in joined or e.item not in gemms:
                 continue
-            run = list(takewhile(lambda q, n=n: events[q].item in gemms and (q == n or q not in waits), range(n, len(events))))
+            run = [n]
+            while (q := run[-1] + 1) < len(events) and events[q].item in gemms and q not in waits:
+                run.append(q)
             same, c = [q for q in run[1:] if events[q].stage == e.stage], self.loop.gemm(e.item).c.buffer.data
             if same and any(i not in gemms and items[i].touches(c) for i in self.loop.own) and all(
                     self.loop.gemm(events[q].item).sparsity == 1 for q in run):

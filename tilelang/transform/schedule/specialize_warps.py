@@ -28,7 +28,7 @@ from tilelang.arith import Analyzer
 from tilelang.ir import (Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Parallel,
                          Stmt, Var, binary, call, const, contains, convert, dtype, free_vars, fresh, is_large, leaves,
                          replace, seq, statements, stmts_of, substitute, walk, with_options, FRAGMENT, GLOBAL, SHARED)
-from tilelang.ops import Copy, Gemm
+from tilelang.ops import Copy, Gemm, SparseGemm
 from tilelang.ops.distribute import conjunction
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
 from tilelang.ops.bulk import row_boxes_unsupported
@@ -494,7 +494,7 @@ def _rings(p: _WarpRoles) -> list[Ring]:
         rings.setdefault((users[0], users[-1]), Ring([], users[0], users[-1])).items.append(i)
     out: list[Ring] = []
     gemm = next((i for i, x in enumerate(items) if isinstance(x.stmt, Gemm)), len(items))
-    metadata = {x.stmt.metadata.buffer.data for x in items if isinstance(x.stmt, Gemm) and x.stmt.sparsity > 1}
+    metadata = {x.stmt.metadata.buffer.data for x in items if isinstance(x.stmt, SparseGemm)}
     for key in sorted(rings):
         ring = rings[key]
         for small in [x for x in out if x.last < ring.first == gemm and 8 * x.bytes(items) <= ring.bytes(items)]:
