@@ -43,11 +43,11 @@ LARGER = ((2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
 # Without clusters, blocks drift and their loads take longer in long loops: by this fraction for each doubling beyond
 # 16 iterations.  256x160 tiles at 3320x1584x10680 took 163 us without clusters, 152 in pairs.
 DRIFT = 0.07
-# In several waves: the fraction of the time that pairs save for the fraction of loads that they save; the fraction of a tile's
-# time that an empty tile of a pair takes in short loops, and iterations from which it takes all of it.  74 tiles in pairs along
-# one or the other dimension and without: 616x1680x72, 107 of them, by 128x192 takes 89 us alone, 78 in five pairs for nine
-# tiles; 624x1552x1552, 29 of them, by 128x176 139 and 152.
-SAVED_BY_PAIRS, EMPTY, EMPTY_WHOLE = 0.3, 0.2, 20
+# In several waves: the fraction of the time that pairs save for the fraction of loads that they save.  An empty tile of a pair
+# takes EMPTY of a tile's time, and 1 / EMPTY_STEPS more for each iteration, at most all of it.  74 tiles in pairs along one or
+# the other dimension and without: 616x1680x72, 107 of them, by 128x192 takes 89 us alone, 78 in five pairs for nine tiles;
+# 624x1552x1552, 29 of them, by 128x176 139 and 152.
+SAVED_BY_PAIRS, EMPTY, EMPTY_STEPS = 0.3, 0.2, 20
 # Cycles that the blocks of a cluster need to start and to end together: two blocks; more than two.  128x176 tiles at
 # 680x4000x1720 take 19.1 us alone, 16.9 in pairs.
 START, START_LARGER = 2200, 3500
@@ -109,7 +109,7 @@ def gain_for_many(loads: tuple[Load, ...], count: int, others: int, blocks: int,
 
 def felt(steps: float) -> float:
     """The fraction that an empty tile of a pair takes of another tile's time, where loops have so many iterations."""
-    return min(1.0, EMPTY + steps / EMPTY_WHOLE)
+    return min(1.0, EMPTY + steps / EMPTY_STEPS)
 
 
 def pays_in_one_wave(loads: tuple[Load, ...], cycles: float, steps: int) -> bool:
