@@ -156,8 +156,9 @@ def test_wrong_arguments_are_named():
         create_block_mask(lambda b, h, i, j: i >= j, 64, 100, block=(32, 64))
     with pytest.raises(errors.TileLangError, match="a block mask of -1 queries"):
         create_block_mask(lambda b, h, i, j: i >= j, -1, 100)
-    with pytest.raises(errors.TileLangError, match="score_mod returns a comparison"):
+    with pytest.raises(errors.TileLangError, match="score_mod returns a comparison") as e:
         flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: i >= j)
+    assert e.value.span.file == __file__  # the line of the function, not one of the library
 
 
 def test_a_kernel_of_scores_is_not_that_of_a_variable_before_it_changed():

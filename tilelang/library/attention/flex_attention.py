@@ -12,7 +12,7 @@ import numpy as np
 
 import tilelang.language as T
 from tilelang.errors import error
-from tilelang.ir import Binary, Call, Cast, Const, Expr, Var, const, dtype, substitute
+from tilelang.ir import Binary, Call, Cast, Const, Expr, Span, Var, const, dtype, substitute
 from tilelang.jit.captured import Captured, Token
 
 from ..arrays import SEQUENCES, compact_copy, contiguous, empty, is_numpy, maker, type_name, zeros
@@ -98,7 +98,7 @@ def flex_kernel(form: FlexForm) -> Any:
                 T.gemm(leading(Qs, f.dim), leading(Ks, f.dim), S, transpose_B=True, clear_accum=True)
                 if g.score is not None and grows is None:
                     for i, j in T.Parallel(rows, keys):
-                        S[i, j] = checked_score(g.score(S[i, j] * f.scale, b, h, row + i, key + j, *changing))
+                        S[i, j] = checked_score(g.score, S[i, j] * f.scale, b, h, row + i, key + j, *changing)
                 hide(S, row, key, k >= whole * steps, (b, h, masking), -math.inf)
                 T.copy(f.rows(V, b, h // f.group, key, keys, True), Vs)
                 absorb(S, P, acc, state, c, None, None if grows is None else (
@@ -112,11 +112,13 @@ def flex_kernel(form: FlexForm) -> Any:
     return flex_attention
 
 
-def checked_score(changed: Any) -> Any:
+def checked_score(function: ScoreMod, *args: Any) -> Any:
     """A changed score.  Raises attention-option where it is a comparison: scores of 0 and 1 hide no key."""
+    changed, code = function(*args), getattr(function, "__code__", None)
     if isinstance(changed, bool) or isinstance(changed, Expr) and str(changed.dtype) == "bool":
         raise error("attention-option", "score_mod returns a comparison, which hides no key", expected="a changed score",
-                    found="a bool", hint="a mask is block_mask=create_block_mask(mask_mod, seq_q, seq_k)")
+                    found="a bool", span=code and Span(code.co_filename, code.co_firstlineno),
+                    hint="a mask is block_mask=create_block_mask(mask_mod, seq_q, seq_k)")
     return changed
 
 

@@ -165,8 +165,8 @@ class Uses:
     def _check_threads(self, s: Any) -> None:
         given, most = getattr(getattr(s, "plan", None), "loop_layout", None), self.current_threads
         if isinstance(given, Fragment) and given.threads > most:  # no thread would run the other iterations
-            raise error("layout-conflict", f"the loop_layout uses ‹{given.threads} threads›, here are {most}",
-                        expected=f"at most {most} threads", span=s.span)
+            raise error("layout-conflict", f"the loop_layout uses ‹{given.threads} threads›, here are {most}", span=s.span,
+                        expected=f"at most {most} threads", hint="give a thread several iterations, or leave loop_layout out")
 
     def _check_shapes(self) -> None:
         for b in self.buffers:
