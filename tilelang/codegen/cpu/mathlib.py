@@ -279,7 +279,7 @@ def _clamp(x: Value, low: float, high: float) -> Value:
 
 
 def _to_int(x: Value) -> Value:
-    """NaN gives any integer: the product is NaN anyway."""
+    """NaN gives any integer: the result is NaN anyway."""
     return _frozen(x.to("fptosi", "i32"))
 
 

@@ -607,7 +607,7 @@ def _taken_stages(p: _WarpRoles) -> int:
     found = max(left, enough_stages(p, most))
     # Where metadata are loaded, the next GEMM waits for all that is between two: 128 x 256 tiles in five stages, whose numbers
     # are remainders, take 10 to 12 % more cycles than in four, though with half the staging too.
-    sparse = any(isinstance(x.stmt, Gemm) and x.stmt.sparsity > 1 for x in p.body.items)
+    sparse = any(isinstance(x.stmt, SparseGemm) for x in p.body.items)
     return max(p.stages, 1 << found.bit_length() - 1) if sparse else found
 
 
